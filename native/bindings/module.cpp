@@ -1,0 +1,9 @@
+// The private extension module; one file per topic.
+#include "bindings.hpp"
+
+NB_MODULE(_native, m) {
+  m.doc() = "Engine model of one serving instance and the SFS estimator (C++).";
+  bind_scheduler(m);
+  bind_engine(m);
+  bind_view(m);
+}

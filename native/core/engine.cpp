@@ -1,0 +1,241 @@
+#include "engine.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace simcluster {
+namespace {
+
+const SchedulerConfig& validated(const SchedulerConfig& config) {
+  const std::string fault = config.validate();
+  if (!fault.empty()) throw std::invalid_argument(fault);
+  return config;
+}
+
+// Insert behind everything that is due at the same time or earlier.
+template <typename Item>
+void insert_by_time(std::deque<Item>& queue, Item item) {
+  const auto place = std::upper_bound(queue.begin(), queue.end(), item.at,
+                                      [](Picoseconds at, const Item& other) { return at < other.at; });
+  queue.insert(place, std::move(item));
+}
+
+// Why the API refuses a request; none if it does not.
+EndReason refusal(const Submission& s, const SchedulerConfig& config) {
+  if (s.prompt_tokens >= config.max_model_len || s.max_tokens > config.max_model_len) {
+    return EndReason::exceeds_context;
+  }
+  if (config.blocks_for(s.prompt_tokens) > config.num_usable_blocks()) return EndReason::kv_capacity;
+  return EndReason::none;
+}
+
+RequestSpec spec_of(const Submission& s, const SchedulerConfig& config) {
+  RequestSpec spec;
+  const std::int64_t room = config.max_model_len - s.prompt_tokens;
+  spec.id = s.id;
+  spec.num_prompt_tokens = s.prompt_tokens;
+  spec.visible_max_tokens = s.max_tokens > 0 ? std::min(s.max_tokens, room) : room;
+  spec.max_tokens = spec.visible_max_tokens;
+  if (!s.ends_by_length) {
+    spec.eos_at = s.output_tokens;
+  } else if (s.max_tokens <= 0) {
+    spec.max_tokens = std::min(s.output_tokens, room);
+  }
+  spec.priority = s.priority;
+  spec.arrival_time = s.arrival_time;
+  spec.prompt = s.prompt;
+  spec.first_output = s.first_output;
+  return spec;
+}
+
+}  // namespace
+
+Engine::Engine(const SchedulerConfig& config, const StepTimeModel& step_time, StepNoise noise,
+               EngineOptions options)
+    : scheduler_(validated(config)), step_time_(step_time), noise_(std::move(noise)), options_(options) {}
+
+bool Engine::submit(const Submission& submission) {
+  if (submission.at < now_) throw std::invalid_argument("a request is submitted in the past");
+  if (submission.prompt_tokens < 1 || submission.output_tokens < 1) {
+    throw std::invalid_argument("a request needs at least one prompt token and one output token");
+  }
+  const EndReason why = refusal(submission, scheduler_.config());
+  if (why != EndReason::none) {
+    emit(EventKind::rejected, submission.id, submission.at, 0, why);
+    return false;
+  }
+  insert_by_time(inbox_, submission);
+  return true;
+}
+
+void Engine::cancel(std::int64_t id, Picoseconds at) {
+  if (at < now_) throw std::invalid_argument("a request is cancelled in the past");
+  insert_by_time(cancels_, Cancel{id, at});
+}
+
+void Engine::apply_cancels(Picoseconds before) {
+  while (!cancels_.empty() && cancels_.front().at < before) {
+    const Cancel c = cancels_.front();
+    cancels_.pop_front();
+    const auto pending =
+        std::find_if(inbox_.begin(), inbox_.end(), [&](const Submission& s) { return s.id == c.id; });
+    std::int64_t delivered = 0;
+    if (pending != inbox_.end()) {
+      inbox_.erase(pending);
+    } else if ((delivered = scheduler_.abort(c.id)) < 0) {
+      continue;  // it has already ended
+    }
+    emit(EventKind::failed, c.id, c.at, delivered, EndReason::abort);
+  }
+}
+
+void Engine::take_inputs() {
+  while (!inbox_.empty() && inbox_.front().at <= clock_) {
+    scheduler_.add(spec_of(inbox_.front(), scheduler_.config()));
+    inbox_.pop_front();
+  }
+  apply_cancels(clock_ + 1);
+  intake_ = clock_;
+}
+
+void Engine::launch(InFlight& flight) {
+  const StepFeatures& features = flight.batch.features;
+  flight.start = std::max(clock_, device_free_);
+  flight.end = flight.start;
+  if (!flight.batch.entries.empty()) {
+    const Picoseconds device = noise_.apply(step_time_.device_time(features), num_steps_);
+    flight.end += step_time_.period(device, scheduler_.config().async_scheduling);
+    busy_time_ += flight.end - flight.start;
+    if (options_.record_steps) {
+      steps_.push_back({num_steps_, flight.start, flight.end, features,
+                        static_cast<std::int64_t>(scheduler_.running().size()),
+                        static_cast<std::int64_t>(scheduler_.waiting().size()),
+                        scheduler_.num_free_blocks()});
+    }
+    ++num_steps_;
+  }
+  device_free_ = flight.end;
+  for (const BatchEntry& entry : flight.batch.entries) {
+    const RequestState& r = scheduler_.request(entry.slot);
+    if (entry.admitted && r.num_preemptions == 0) {
+      emit(EventKind::scheduled, entry.id, flight.start, r.num_cached_tokens);
+    }
+  }
+}
+
+void Engine::iterate() {
+  take_inputs();
+  bool changed = true;
+  if (scheduler_.has_requests()) {
+    InFlight& flight = in_flight_.emplace_back();
+    scheduler_.schedule(flight.batch, preempted_, failed_);
+    launch(flight);
+    for (const Outcome& o : preempted_) emit(EventKind::preempted, o.id, clock_, o.num_output_tokens);
+    for (const Outcome& o : failed_) emit(EventKind::failed, o.id, clock_, o.num_output_tokens, o.reason);
+    changed = !flight.batch.entries.empty() || !preempted_.empty() || !failed_.empty();
+    const bool room = in_flight_.size() < depth();
+    if (room && (!flight.batch.entries.empty() || scheduler_.has_requests())) return;
+  }
+  waiting_for_batch_ = !in_flight_.empty();
+  const auto empty = [](const InFlight& flight) { return flight.batch.entries.empty(); };
+  stalled_ = !changed && std::all_of(in_flight_.begin(), in_flight_.end(), empty) &&
+             (!scheduler_.running().empty() || !scheduler_.waiting().empty());
+}
+
+void Engine::process_results() {
+  InFlight& flight = in_flight_.front();
+  clock_ = std::max(clock_, flight.end);
+  apply_cancels(flight.end);
+  scheduler_.update(flight.batch, results_);
+  in_flight_.pop_front();
+  waiting_for_batch_ = false;
+  for (const Outcome& r : results_) {
+    if (r.num_output_tokens == 1) emit(EventKind::first_token, r.id, clock_, 1);
+    if (options_.record_tokens) emit(EventKind::token, r.id, clock_, r.num_output_tokens);
+    if (r.reason != EndReason::none) emit(EventKind::finished, r.id, clock_, r.num_output_tokens, r.reason);
+  }
+  watch_progress(!results_.empty());
+}
+
+// Two requests can evict each other for ever, in the real engine too. Between two tokens a run can need no more
+// passes than there are tokens to prefill, so more than twice that is a livelock.
+void Engine::watch_progress(bool delivered) {
+  if (delivered) {
+    iterations_without_token_ = 0;
+    livelock_limit_ = 1000;
+    return;
+  }
+  if (++iterations_without_token_ <= livelock_limit_) return;
+  std::int64_t tokens = 0;
+  for (const std::int32_t slot : scheduler_.running()) tokens += scheduler_.request(slot).num_tokens();
+  for (const std::int32_t slot : scheduler_.waiting()) tokens += scheduler_.request(slot).num_tokens();
+  livelock_limit_ = 1000 + 2 * tokens;
+  if (iterations_without_token_ > livelock_limit_) fail_livelock();
+}
+
+void Engine::fail_livelock() const {
+  std::string ids;
+  std::size_t listed = 0;
+  const auto list = [&](std::int32_t slot) {
+    if (listed++ < 8) ids += (ids.empty() ? "" : ", ") + std::to_string(scheduler_.request(slot).id);
+  };
+  for (const std::int32_t slot : scheduler_.running()) list(slot);
+  for (const std::int32_t slot : scheduler_.waiting()) list(slot);
+  if (listed > 8) ids += ", and " + std::to_string(listed - 8) + " more";
+  throw LivelockError("no token was produced in " + std::to_string(iterations_without_token_) +
+                      " iterations; requests without progress: " + ids);
+}
+
+bool Engine::advance_once(Picoseconds limit) {
+  if (waiting_for_batch_) {
+    if (in_flight_.front().end > limit) return false;
+    process_results();
+    return true;
+  }
+  Picoseconds at = clock_;
+  if (stalled_ || (!scheduler_.has_requests() && in_flight_.empty())) {
+    Picoseconds next = inbox_.empty() ? kNever : inbox_.front().at;
+    if (!cancels_.empty()) next = std::min(next, cancels_.front().at);
+    if (next == kNever) {
+      if (stalled_) fail_livelock();
+      return false;
+    }
+    at = std::max(clock_, next);
+  }
+  if (at >= limit) return false;
+  clock_ = at;
+  stalled_ = false;
+  iterate();
+  return true;
+}
+
+void Engine::advance_to(Picoseconds t) {
+  while (advance_once(t)) {
+  }
+  if (t < kNever) now_ = std::max(now_, t);
+}
+
+Picoseconds Engine::next_event() const {
+  Engine ahead = *this;
+  ahead.events_.clear();
+  while (ahead.events_.empty() && ahead.advance_once(kNever)) {
+  }
+  Picoseconds first = kNever;
+  for (const Event& event : ahead.events_) first = std::min(first, event.at);
+  return first;
+}
+
+Picoseconds Engine::run_to_first_token(std::int64_t id) {
+  std::size_t seen = events_.size();
+  while (advance_once(kNever)) {
+    for (; seen < events_.size(); ++seen) {
+      const Event& event = events_[seen];
+      if (event.id != id) continue;
+      if (event.kind == EventKind::first_token) return event.at;
+      if (event.kind == EventKind::failed) return kNever;
+    }
+  }
+  return kNever;
+}
+
+}  // namespace simcluster

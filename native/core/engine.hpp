@@ -1,0 +1,147 @@
+// One serving instance on the simulated clock: scheduler + step time + loop, synchronous or asynchronous.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "scheduler.hpp"
+#include "step_time.hpp"
+#include "units.hpp"
+
+namespace simcluster {
+
+enum class EventKind : std::uint8_t { scheduled, first_token, token, preempted, finished, rejected, failed };
+
+// Something a client or a recorder may see. `value`: scheduled: prefix-cache hit [tokens]; otherwise output tokens
+// delivered so far.
+struct Event {
+  std::int64_t id = -1;
+  Picoseconds at = 0;
+  std::int64_t value = 0;
+  EventKind kind = EventKind::scheduled;
+  EndReason reason = EndReason::none;
+};
+
+// A request as the front end hands it over; the engine applies the API's rules on limits.
+struct Submission {
+  std::int64_t id = -1;
+  std::int64_t prompt_tokens = 0;
+  std::int64_t output_tokens = 0;  // the EOS comes here, unless the request ends by length
+  std::int64_t max_tokens = -1;    // -1: not given
+  bool ends_by_length = false;     // EOS ignored
+  std::int64_t priority = 0;
+  Picoseconds arrival_time = 0;    // key of the priority policy
+  Picoseconds at = 0;              // reaches the engine
+  std::vector<TokenRun> prompt{};
+  std::uint64_t first_output = 0;
+};
+
+// One executed batch, for calibration and tests.
+struct StepRecord {
+  std::int64_t index = 0;
+  Picoseconds start = 0, end = 0;
+  StepFeatures features;
+  std::int64_t num_running = 0, num_waiting = 0, num_free_blocks = 0;
+};
+
+class LivelockError : public std::exception {
+ public:
+  explicit LivelockError(std::string message) : message_(std::move(message)) {}
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  std::string message_;
+};
+
+struct EngineOptions {
+  bool record_tokens = false;  // an event for every token, not only the first
+  bool record_steps = false;
+};
+
+class Engine {
+ public:
+  // Throws std::invalid_argument if the configuration is out of range.
+  Engine(const SchedulerConfig& config, const StepTimeModel& step_time, StepNoise noise = {},
+         EngineOptions options = {});
+
+  // Hand over a request at `at`, not before the time already advanced to. A request that can never be served is
+  // rejected at that instant, and the answer is false.
+  bool submit(const Submission& submission);
+  // The client leaves at `at`; applied before the results of the step that runs then.
+  void cancel(std::int64_t id, Picoseconds at);
+
+  // Process every step that ends at or before t. A step that would start at t itself waits, since requests may
+  // still arrive at t.
+  void advance_to(Picoseconds t);
+  // Run until nothing is left to do.
+  void drain() { advance_to(kNever); }
+  // Earliest event if nothing else arrives; kNever if none. Runs a copy, so it is exact for every configuration.
+  Picoseconds next_event() const;
+  // Run until this request's first output token, whatever the time; kNever if it never comes.
+  Picoseconds run_to_first_token(std::int64_t id);
+
+  Picoseconds now() const { return now_; }
+  const Scheduler& scheduler() const { return scheduler_; }
+  const StepTimeModel& step_time() const { return step_time_; }
+  std::int64_t num_steps() const { return num_steps_; }
+  Picoseconds busy_time() const { return busy_time_; }
+  std::int64_t num_pending() const { return static_cast<std::int64_t>(inbox_.size()); }
+
+  std::vector<Event>& events() { return events_; }
+  std::vector<StepRecord>& steps() { return steps_; }
+
+ private:
+  friend struct Snapshot;
+
+  struct InFlight {
+    Batch batch;
+    Picoseconds start = 0, end = 0;
+  };
+  struct Cancel {
+    std::int64_t id = -1;
+    Picoseconds at = 0;
+  };
+
+  bool advance_once(Picoseconds limit);  // false: nothing happens before the limit
+  void iterate();                        // take inputs, one pass, perhaps wait for the oldest batch
+  void take_inputs();
+  void apply_cancels(Picoseconds before);
+  void launch(InFlight& flight);
+  void process_results();
+  void watch_progress(bool delivered);
+  [[noreturn]] void fail_livelock() const;
+
+  std::size_t depth() const { return scheduler_.config().async_scheduling ? 2 : 1; }
+  void emit(EventKind kind, std::int64_t id, Picoseconds at, std::int64_t value,
+            EndReason reason = EndReason::none) {
+    events_.push_back({id, at, value, kind, reason});
+  }
+
+  Scheduler scheduler_;
+  StepTimeModel step_time_;
+  StepNoise noise_;
+  EngineOptions options_;
+
+  std::deque<Submission> inbox_;  // by time, then order of submission
+  std::deque<Cancel> cancels_;    // likewise
+  std::deque<InFlight> in_flight_;
+  Picoseconds now_ = 0;           // advanced to
+  Picoseconds clock_ = 0;         // the loop's own time: start of its next iteration
+  Picoseconds intake_ = -1;       // inputs up to here were taken
+  Picoseconds device_free_ = 0;   // end of the last batch handed to the device
+  bool waiting_for_batch_ = false;
+  bool stalled_ = false;          // the last iteration changed nothing; only an input can
+
+  std::int64_t num_steps_ = 0;
+  Picoseconds busy_time_ = 0;
+  std::int64_t iterations_without_token_ = 0;
+  std::int64_t livelock_limit_ = 1000;
+
+  std::vector<Event> events_;
+  std::vector<StepRecord> steps_;
+  std::vector<Outcome> preempted_, failed_, results_;  // scratch
+};
+
+}  // namespace simcluster

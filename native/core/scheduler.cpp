@@ -1,0 +1,310 @@
+#include "scheduler.hpp"
+
+#include <algorithm>
+
+namespace simcluster {
+
+struct Scheduler::Pass {
+  std::int64_t budget = 0;
+  std::int64_t threshold = 0;  // cap on the tokens of one prefill; 0: none
+  std::int64_t interval = 1;
+  bool hold = false;           // prefill cadence: no prefill in this pass
+  bool did_prefill = false;
+};
+
+Scheduler::Scheduler(const SchedulerConfig& config)
+    : config_(config),
+      kv_(config),
+      watermark_blocks_(static_cast<std::int64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks))),
+      last_prefill_(-config.prefill_schedule_interval) {}
+
+bool Scheduler::before(const RequestState& a, const RequestState& b) const {
+  if (a.priority != b.priority) return a.priority < b.priority;
+  if (a.arrival_time != b.arrival_time) return a.arrival_time < b.arrival_time;
+  return a.id < b.id;
+}
+
+std::int32_t Scheduler::open_slot(const RequestSpec& spec) {
+  std::int32_t slot = 0;
+  if (free_slots_.empty()) {
+    slot = static_cast<std::int32_t>(slots_.size());
+    slots_.emplace_back();
+  } else {
+    slot = free_slots_.back();
+    free_slots_.pop_back();
+  }
+  RequestState& r = state(slot);
+  r = RequestState{};
+  r.id = spec.id;
+  r.num_prompt_tokens = spec.num_prompt_tokens;
+  r.max_tokens = spec.max_tokens;
+  r.eos_at = spec.eos_at;
+  r.visible_max_tokens = spec.visible_max_tokens;
+  r.priority = spec.priority;
+  r.arrival_time = spec.arrival_time;
+  r.status = Status::waiting;
+  kv_.open(slot, spec);
+  return slot;
+}
+
+void Scheduler::close_slot(std::int32_t slot) {
+  RequestState& r = state(slot);
+  kv_.release(slot, r);
+  r.status = Status::gone;
+  r.id = -1;
+  free_slots_.push_back(slot);
+  unflushed_ends_ = true;
+}
+
+void Scheduler::push_waiting(std::int32_t slot, bool front) {
+  if (config_.policy == Policy::priority) {
+    const auto place = std::upper_bound(
+        waiting_.begin(), waiting_.end(), slot,
+        [this](std::int32_t a, std::int32_t b) { return before(state(a), state(b)); });
+    waiting_.insert(place, slot);
+  } else if (front) {
+    waiting_.push_front(slot);
+  } else {
+    waiting_.push_back(slot);
+  }
+}
+
+void Scheduler::add(const RequestSpec& spec) { push_waiting(open_slot(spec), false); }
+
+std::int64_t Scheduler::abort(std::int64_t id) {
+  const auto same = [&](std::int32_t slot) { return request(slot).id == id; };
+  const auto close = [this](std::int32_t slot) {
+    const std::int64_t delivered = request(slot).num_output_tokens;
+    close_slot(slot);
+    return delivered;
+  };
+  if (const auto it = std::find_if(running_.begin(), running_.end(), same); it != running_.end()) {
+    const std::int32_t slot = *it;
+    running_.erase(it);
+    return close(slot);
+  }
+  if (const auto it = std::find_if(waiting_.begin(), waiting_.end(), same); it != waiting_.end()) {
+    const std::int32_t slot = *it;
+    waiting_.erase(it);
+    return close(slot);
+  }
+  return -1;
+}
+
+// 2.0
+Scheduler::Pass Scheduler::prepare() const {
+  Pass pass;
+  pass.budget = config_.max_num_batched_tokens;
+  const auto resident = static_cast<std::int64_t>(running_.size() + waiting_.size());
+  pass.threshold = resident > 1 ? config_.long_prefill_token_threshold : 0;  // a lone request is never capped
+  if (pass.threshold > 0 && config_.long_prefill_token_threshold_adaptive) {
+    pass.threshold = std::max(pass.threshold, pass.budget / resident);
+  }
+  // 0.32 applies the cadence under data parallelism only, which is not modelled.
+  pass.interval = config_.vllm_version == VllmVersion::v0_32 ? 1 : config_.prefill_schedule_interval;
+  pass.hold = pass.interval > 1 && !capacity_bound_ && num_executed_ + 1 - last_prefill_ < pass.interval &&
+              std::any_of(running_.begin(), running_.end(),
+                          [this](std::int32_t slot) { return !request(slot).is_prefill_chunk; });
+  return pass;
+}
+
+void Scheduler::append(Pass& pass, Batch& batch, std::int32_t slot, std::int64_t tokens, bool admitted) {
+  RequestState& r = state(slot);
+  BatchEntry entry;
+  entry.slot = slot;
+  entry.id = r.id;
+  entry.start = r.num_computed_tokens;
+  entry.num_tokens = tokens;
+  entry.decode = tokens == 1 && r.num_computed_tokens >= r.num_prompt_tokens;
+  entry.admitted = admitted;
+  batch.entries.push_back(entry);
+  r.in_batch = true;
+  pass.budget -= tokens;
+}
+
+// 2.5, step 1
+std::size_t Scheduler::choose_victim() const {
+  if (config_.policy == Policy::fcfs) return running_.size() - 1;
+  std::size_t victim = 0;
+  for (std::size_t i = 1; i < running_.size(); ++i) {
+    const RequestState& r = request(running_[i]);
+    const RequestState& v = request(running_[victim]);
+    if (std::pair(r.priority, r.arrival_time) > std::pair(v.priority, v.arrival_time)) victim = i;
+  }
+  return victim;
+}
+
+// 2.5, step 3
+void Scheduler::preempt(std::int32_t slot) {
+  RequestState& r = state(slot);
+  kv_.release(slot, r);
+  r.status = Status::preempted;
+  r.num_computed_tokens = 0;
+  r.num_output_placeholders = 0;
+  r.num_stale_tokens = r.num_inflight_tokens;
+  r.num_preemptions += 1;
+  ++num_preemptions_;
+  push_waiting(slot, true);
+}
+
+// 2.1
+void Scheduler::schedule_running(Pass& pass, Batch& batch, std::vector<Outcome>& preempted) {
+  std::size_t i = 0;
+  while (i < running_.size() && pass.budget > 0) {
+    const std::int32_t slot = running_[i];
+    RequestState& r = state(slot);
+    const bool last_in_flight = r.num_output_placeholders > 0 &&
+                                r.num_computed_tokens + 2 - r.num_output_placeholders >=
+                                    r.num_prompt_tokens + r.max_tokens;
+    if (last_in_flight || (pass.hold && r.is_prefill_chunk)) {
+      ++i;
+      continue;
+    }
+    std::int64_t n = r.num_tokens() + r.num_output_placeholders - r.num_computed_tokens;
+    if (pass.threshold > 0) n = std::min(n, pass.threshold);
+    n = std::min({n, pass.budget, config_.max_model_len - r.num_computed_tokens - 1});
+    if (n <= 0) {
+      ++i;
+      continue;
+    }
+    bool evicted_itself = false;
+    while (!kv_.allocate(slot, r, n, 0, false, 0)) {
+      const std::size_t v = choose_victim();
+      const std::int32_t victim = running_[v];
+      running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(v));
+      if (v < i) --i;
+      if (state(victim).in_batch) {  // only under the priority policy: its tokens return to the budget
+        const auto entry = std::find_if(batch.entries.begin(), batch.entries.end(),
+                                        [&](const BatchEntry& e) { return e.slot == victim; });
+        pass.budget += entry->num_tokens;
+        batch.entries.erase(entry);
+        state(victim).in_batch = false;
+      }
+      preempted.push_back({state(victim).id, state(victim).num_output_tokens});
+      preempt(victim);
+      if (victim == slot) {
+        evicted_itself = true;
+        break;
+      }
+    }
+    if (evicted_itself) {
+      if (config_.policy == Policy::priority && config_.vllm_version != VllmVersion::v0_32) continue;
+      break;
+    }
+    pass.did_prefill |= r.is_prefill_chunk;
+    append(pass, batch, slot, n, false);
+    ++i;
+  }
+}
+
+// 2.2
+void Scheduler::admit_waiting(Pass& pass, Batch& batch, std::vector<Outcome>& failed) {
+  const auto limit = static_cast<std::size_t>(
+      config_.max_num_active_seqs > 0 ? config_.max_num_active_seqs : config_.max_num_seqs);
+  while (pass.budget > 0 && !waiting_.empty() && running_.size() < limit) {
+    const std::int32_t slot = waiting_.front();
+    RequestState& r = state(slot);
+    if (config_.blocks_for(std::min(r.num_tokens(), config_.max_model_len)) > config_.num_usable_blocks()) {
+      // It has outgrown the whole pool; the real engine would try for ever.
+      failed.push_back({r.id, r.num_output_tokens, EndReason::kv_capacity});
+      waiting_.pop_front();
+      close_slot(slot);
+      continue;
+    }
+    const std::int64_t hits = kv_.find_hits(slot, r);
+    const std::int64_t hit_tokens = hits * config_.block_size;
+    if (pass.hold && hit_tokens < r.num_tokens() - 1) break;
+    std::int64_t n = r.num_tokens() - hit_tokens;
+    if (pass.threshold > 0) n = std::min(n, pass.threshold);
+    if (!config_.enable_chunked_prefill && n > pass.budget) break;
+    n = std::min(n, pass.budget);
+    if (!kv_.allocate(slot, r, n, hits, true, running_.empty() ? 0 : watermark_blocks_)) break;
+    waiting_.pop_front();
+    running_.push_back(slot);
+    r.num_computed_tokens = hit_tokens;
+    if (r.status == Status::preempted) {
+      prefix_stats_.preempted_queries += r.num_tokens();
+      prefix_stats_.preempted_hits += hit_tokens;
+    } else {
+      prefix_stats_.queries += r.num_tokens();
+      prefix_stats_.hits += hit_tokens;
+      r.num_cached_tokens = hit_tokens;
+    }
+    r.status = Status::running;
+    pass.did_prefill |= hit_tokens < r.num_tokens() - 1;
+    append(pass, batch, slot, n, true);
+  }
+  if (!pass.hold) capacity_bound_ = !waiting_.empty();
+}
+
+// 2.7
+void Scheduler::finish_pass(const Pass& pass, Batch& batch) {
+  if (!batch.entries.empty()) ++num_executed_;
+  if (pass.interval > 1 && pass.did_prefill) last_prefill_ = num_executed_;
+  for (BatchEntry& entry : batch.entries) {
+    RequestState& r = state(entry.slot);
+    batch.features.add(entry.start, entry.num_tokens, entry.decode);
+    r.in_batch = false;
+    r.num_computed_tokens += entry.num_tokens;
+    r.num_inflight_tokens += entry.num_tokens;
+    r.is_prefill_chunk = r.num_computed_tokens < r.num_tokens() + r.num_output_placeholders;
+    if (r.is_prefill_chunk) continue;
+    entry.sample_index = r.num_sampled_tokens++;
+    if (config_.async_scheduling) r.num_output_placeholders += 1;
+  }
+  unflushed_ends_ = false;
+}
+
+void Scheduler::schedule(Batch& batch, std::vector<Outcome>& preempted,
+                         std::vector<Outcome>& failed) {
+  batch.entries.clear();
+  batch.features = StepFeatures{};
+  preempted.clear();
+  failed.clear();
+  Pass pass = prepare();
+  schedule_running(pass, batch, preempted);
+  if (preempted.empty()) admit_waiting(pass, batch, failed);  // a victim closes admission for the whole pass
+  finish_pass(pass, batch);
+}
+
+EndReason Scheduler::end_reason(const RequestState& r) const {
+  if (r.eos_at > 0 && r.num_output_tokens == r.eos_at) return EndReason::stop;
+  if (r.num_tokens() >= config_.max_model_len || r.num_output_tokens >= r.max_tokens) return EndReason::length;
+  return EndReason::none;
+}
+
+// 4.1
+void Scheduler::update(const Batch& batch, std::vector<Outcome>& results) {
+  results.clear();
+  bool ended_running = false;
+  for (const BatchEntry& entry : batch.entries) {
+    RequestState& r = state(entry.slot);
+    if (r.id != entry.id) continue;  // ended or aborted meanwhile
+    r.num_inflight_tokens -= entry.num_tokens;
+    const bool stale = r.num_stale_tokens > 0;
+    if (stale) r.num_stale_tokens -= entry.num_tokens;
+    if (entry.sample_index < 0) continue;
+    const bool was_running = r.status == Status::running;
+    const bool had_placeholder = r.num_output_placeholders > 0;
+    r.num_output_tokens += 1;
+    if (!stale && had_placeholder) {
+      r.num_output_placeholders -= 1;
+      // Blocks filled by tokens in flight get their hash only now that the tokens are known.
+      if (was_running) kv_.cache_blocks(entry.slot, r, r.num_computed_tokens - r.num_inflight_tokens);
+    }
+    const EndReason reason = end_reason(r);
+    results.push_back({r.id, r.num_output_tokens, reason});
+    if (reason == EndReason::none) continue;
+    if (was_running) {
+      ended_running = true;
+    } else {
+      waiting_.erase(std::find(waiting_.begin(), waiting_.end(), entry.slot));
+    }
+    close_slot(entry.slot);
+  }
+  if (ended_running) {
+    std::erase_if(running_, [this](std::int32_t slot) { return request(slot).status == Status::gone; });
+  }
+}
+
+}  // namespace simcluster

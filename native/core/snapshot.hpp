@@ -1,0 +1,57 @@
+// What an instance publishes about itself, and the way back to an engine.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "engine.hpp"
+
+namespace simcluster {
+
+// How a router expects a request to end.
+struct ExpectedEnd {
+  std::int64_t output_tokens = 1;
+  bool by_length = false;  // known beforehand, as by max_tokens; otherwise by an EOS
+};
+
+// Everything needed to continue an instance exactly but the ends of its requests, the duration of the step in
+// flight and the blocks' identities. Source: VLLM_SCHEDULER.md section 9; restoring counts blocks only.
+struct Snapshot {
+  static constexpr std::uint32_t kVersion = 1;
+
+  struct Entry {
+    std::int32_t request = -1;  // index into requests; -1: it has ended meanwhile
+    std::int64_t num_tokens = 0;
+    std::int64_t sample_index = -1;
+  };
+  struct BatchInFlight {
+    Picoseconds start = 0;
+    StepFeatures features;
+    std::vector<Entry> entries;
+  };
+
+  std::uint32_t version = kVersion;
+  Picoseconds taken_at = 0;  // nothing has ended between the boundary and this instant
+  Picoseconds boundary = 0;  // the last pass or result
+  Picoseconds intake = -1;   // requests that reached the engine up to here are included
+  bool waiting_for_batch = false;
+  bool unflushed_ends = false;
+  bool capacity_bound = false;
+  std::int64_t num_executed = 0;
+  std::int64_t last_prefill = 0;
+  std::int64_t num_free_blocks = 0;
+  std::int64_t num_running = 0;
+  // Running in order, then waiting in order; max_tokens and eos_at are blank, visible_max_tokens stands.
+  std::vector<RequestState> requests;
+  std::vector<BatchInFlight> in_flight;
+
+  static Snapshot capture(const Engine& engine);
+
+  // Continue on `engine`, whose configuration and believed step time stay. ends (n,) says how requests[i] is
+  // expected to end; one that has already produced as much goes on for one token.
+  // Throws std::invalid_argument for another layout version or another number of ends.
+  void restore(Engine& engine, const std::vector<ExpectedEnd>& ends) const;
+};
+
+}  // namespace simcluster

@@ -1,0 +1,41 @@
+#include "step_time.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "hash.hpp"
+
+namespace simcluster {
+namespace {
+
+using Wide = __int128;
+
+Picoseconds checked(Wide value) {
+  if (value < 0 || value >= kNever) throw std::overflow_error("the duration of a step is beyond the clock");
+  return static_cast<Picoseconds>(value);
+}
+
+}  // namespace
+
+Picoseconds StepTimeModel::device_time(const StepFeatures& f) const {
+  Wide t = b0;
+  t += static_cast<Wide>(b1) * f.num_tokens;
+  t += static_cast<Wide>(b1x) * std::max<std::int64_t>(f.num_tokens - hinge_tokens, 0);
+  t += static_cast<Wide>(f.num_prefills > 0 ? b2 + b4 : b2) * f.sum_decode_context;
+  t += static_cast<Wide>(b3) * f.prefill_attention;
+  t += static_cast<Wide>(b5) * f.num_prefills;
+  return checked(t);
+}
+
+Picoseconds StepTimeModel::period(Picoseconds device, bool async) const {
+  return async ? std::max(device, host) : device + host;
+}
+
+Picoseconds StepNoise::apply(Picoseconds device, std::int64_t step) const {
+  if (!factors || factors->empty()) return device;
+  const std::uint64_t draw = mix64(mix64(mix64(seed) ^ instance) ^ static_cast<std::uint64_t>(step));
+  const std::int64_t factor = (*factors)[draw % factors->size()];
+  return checked((static_cast<Wide>(device) * factor) >> 32);
+}
+
+}  // namespace simcluster

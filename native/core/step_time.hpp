@@ -1,0 +1,41 @@
+// How long one batch takes. Source: paper eq. 9 and the optional terms measurements ask for.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "request_state.hpp"
+#include "units.hpp"
+
+namespace simcluster {
+
+// T = b0 + b1*n + b1x*max(n - T0, 0) + b2*S_dec + b3*A_pre + b4*S_dec*[has a prefill] + b5*(prefills), whole
+// picoseconds, so that sums have no rounding and equal inputs give equal times.
+struct StepTimeModel {
+  Picoseconds b0 = 0;   // per batch
+  Picoseconds b1 = 0;   // per token
+  Picoseconds b1x = 0;  // per token beyond hinge_tokens
+  Picoseconds b2 = 0;   // per token of decode context
+  Picoseconds b3 = 0;   // per token pair of prefill attention
+  Picoseconds b4 = 0;   // per token of decode context in a batch with a prefill
+  Picoseconds b5 = 0;   // per prefilling request
+  std::int64_t hinge_tokens = 0;
+  Picoseconds host = 0;  // scheduling, sampling and processing, per step
+
+  // Time of the accelerator. Throws std::overflow_error beyond the clock.
+  Picoseconds device_time(const StepFeatures& f) const;
+  // One period of the loop: T + host (synchronous) or max(T, host) (asynchronous); an empty batch takes 0.
+  Picoseconds period(Picoseconds device, bool async) const;
+};
+
+// Multiplicative noise per step: a pure hash of (seed, instance, step) picks a row of a table of factors in 2^-32.
+struct StepNoise {
+  std::shared_ptr<const std::vector<std::int64_t>> factors;  // null or empty: no noise
+  std::uint64_t seed = 0;
+  std::uint64_t instance = 0;
+
+  Picoseconds apply(Picoseconds device, std::int64_t step) const;
+};
+
+}  // namespace simcluster

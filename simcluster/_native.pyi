@@ -1,0 +1,415 @@
+"""Engine model of one serving instance and the SFS estimator (C++)."""
+
+from collections.abc import Sequence
+import enum
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+
+class Policy(enum.Enum):
+    fcfs = 0
+
+    priority = 1
+
+class VllmVersion(enum.Enum):
+    v0_32 = 0
+
+    v0_33 = 1
+
+class SchedulerConfig:
+    """Options of one scheduler under vLLM's own names."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def max_num_batched_tokens(self) -> int: ...
+
+    @max_num_batched_tokens.setter
+    def max_num_batched_tokens(self, arg: int, /) -> None: ...
+
+    @property
+    def max_num_seqs(self) -> int: ...
+
+    @max_num_seqs.setter
+    def max_num_seqs(self, arg: int, /) -> None: ...
+
+    @property
+    def max_num_active_seqs(self) -> int: ...
+
+    @max_num_active_seqs.setter
+    def max_num_active_seqs(self, arg: int, /) -> None: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @max_model_len.setter
+    def max_model_len(self, arg: int, /) -> None: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @block_size.setter
+    def block_size(self, arg: int, /) -> None: ...
+
+    @property
+    def num_gpu_blocks(self) -> int: ...
+
+    @num_gpu_blocks.setter
+    def num_gpu_blocks(self, arg: int, /) -> None: ...
+
+    @property
+    def long_prefill_token_threshold(self) -> int: ...
+
+    @long_prefill_token_threshold.setter
+    def long_prefill_token_threshold(self, arg: int, /) -> None: ...
+
+    @property
+    def long_prefill_token_threshold_adaptive(self) -> bool: ...
+
+    @long_prefill_token_threshold_adaptive.setter
+    def long_prefill_token_threshold_adaptive(self, arg: bool, /) -> None: ...
+
+    @property
+    def prefill_schedule_interval(self) -> int: ...
+
+    @prefill_schedule_interval.setter
+    def prefill_schedule_interval(self, arg: int, /) -> None: ...
+
+    @property
+    def watermark(self) -> float: ...
+
+    @watermark.setter
+    def watermark(self, arg: float, /) -> None: ...
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @policy.setter
+    def policy(self, arg: Policy, /) -> None: ...
+
+    @property
+    def vllm_version(self) -> VllmVersion: ...
+
+    @vllm_version.setter
+    def vllm_version(self, arg: VllmVersion, /) -> None: ...
+
+    @property
+    def enable_chunked_prefill(self) -> bool: ...
+
+    @enable_chunked_prefill.setter
+    def enable_chunked_prefill(self, arg: bool, /) -> None: ...
+
+    @property
+    def enable_prefix_caching(self) -> bool: ...
+
+    @enable_prefix_caching.setter
+    def enable_prefix_caching(self, arg: bool, /) -> None: ...
+
+    @property
+    def scheduler_reserve_full_isl(self) -> bool: ...
+
+    @scheduler_reserve_full_isl.setter
+    def scheduler_reserve_full_isl(self, arg: bool, /) -> None: ...
+
+    @property
+    def async_scheduling(self) -> bool: ...
+
+    @async_scheduling.setter
+    def async_scheduling(self, arg: bool, /) -> None: ...
+
+    @property
+    def track_blocks(self) -> bool: ...
+
+    @track_blocks.setter
+    def track_blocks(self, arg: bool, /) -> None: ...
+
+    def validate(self) -> str:
+        """Empty if every option is in range, else what is wrong."""
+
+class EndReason(enum.IntEnum):
+    none = 0
+
+    stop = 1
+
+    length = 2
+
+    abort = 3
+
+    kv_capacity = 4
+
+    exceeds_context = 5
+
+class Batch:
+    """The requests of one step."""
+
+    @property
+    def entries(self) -> list[tuple[int, int, int]]:
+        """
+        (request id, tokens computed before, tokens in this batch), in batch order.
+        """
+
+class Scheduler:
+    """vLLM's V1 scheduler for a text model, without a clock."""
+
+    def __init__(self, arg: SchedulerConfig, /) -> None: ...
+
+    def add(self, id: int, prompt_tokens: int, max_tokens: int, eos_at: int = 0, priority: int = 0, arrival_time: int = 0, prompt: Sequence[tuple[int, int]] = [], first_output: int = 0) -> None: ...
+
+    def abort(self, id: int) -> bool: ...
+
+    def has_requests(self) -> bool: ...
+
+    def schedule(self) -> tuple[Batch, list[int], list[int]]:
+        """One pass: (batch, ids preempted, ids that can never fit)."""
+
+    def update(self, batch: Batch) -> list[tuple[int, EndReason]]:
+        """
+        Results of a batch: (id, end reason) of every request that got a token, in order.
+        """
+
+    @property
+    def running(self) -> list[int]: ...
+
+    @property
+    def waiting(self) -> list[int]: ...
+
+    @property
+    def num_free_blocks(self) -> int: ...
+
+    def cached_tokens(self, id: int) -> int:
+        """Prefix hit [tokens] of a running request at its first admission."""
+
+    def block_table(self, id: int) -> list[int]:
+        """Block ids of a running request."""
+
+NEVER: int = 2305843009213693951
+
+class LivelockError(Exception):
+    pass
+
+class StepTimeModel:
+    """Coefficients of the step time in whole picoseconds."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def b0(self) -> int: ...
+
+    @b0.setter
+    def b0(self, arg: int, /) -> None: ...
+
+    @property
+    def b1(self) -> int: ...
+
+    @b1.setter
+    def b1(self, arg: int, /) -> None: ...
+
+    @property
+    def b1x(self) -> int: ...
+
+    @b1x.setter
+    def b1x(self, arg: int, /) -> None: ...
+
+    @property
+    def b2(self) -> int: ...
+
+    @b2.setter
+    def b2(self, arg: int, /) -> None: ...
+
+    @property
+    def b3(self) -> int: ...
+
+    @b3.setter
+    def b3(self, arg: int, /) -> None: ...
+
+    @property
+    def b4(self) -> int: ...
+
+    @b4.setter
+    def b4(self, arg: int, /) -> None: ...
+
+    @property
+    def b5(self) -> int: ...
+
+    @b5.setter
+    def b5(self, arg: int, /) -> None: ...
+
+    @property
+    def hinge_tokens(self) -> int: ...
+
+    @hinge_tokens.setter
+    def hinge_tokens(self, arg: int, /) -> None: ...
+
+    @property
+    def host(self) -> int: ...
+
+    @host.setter
+    def host(self, arg: int, /) -> None: ...
+
+    def device_time(self, prefills: Sequence[tuple[int, int]], decodes: Sequence[int]) -> int:
+        """
+        Time [ps] of a batch of prefills (tokens, context before) and decodes (context before).
+        """
+
+class StepNoise:
+    """Multiplicative noise per step, a pure hash of seed, instance and step."""
+
+    def __init__(self, factors: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], seed: int, instance: int) -> None:
+        """factors: (n,) int64, in units of 2**-32."""
+
+class EventKind(enum.IntEnum):
+    scheduled = 0
+
+    first_token = 1
+
+    token = 2
+
+    preempted = 3
+
+    finished = 4
+
+    rejected = 5
+
+    failed = 6
+
+class Engine:
+    """One serving instance on the simulated clock."""
+
+    def __init__(self, config: SchedulerConfig, step_time: StepTimeModel, noise: StepNoise | None = None, record_tokens: bool = False, record_steps: bool = False) -> None: ...
+
+    def submit(self, id: int, prompt_tokens: int, output_tokens: int, at: int, max_tokens: int = -1, ends_by_length: bool = False, priority: int = 0, arrival_time: int = 0, prompt: Sequence[tuple[int, int]] = []) -> bool:
+        """
+        Hand over a request that reaches the engine at `at` [ps]; False if it is rejected.
+        """
+
+    def cancel(self, id: int, at: int) -> None: ...
+
+    def advance_to(self, t: int) -> None:
+        """Process every step that ends at or before t [ps]."""
+
+    def drain(self) -> None:
+        """Run until nothing is left to do."""
+
+    def next_event(self) -> int:
+        """Earliest event [ps] if nothing else arrives; NEVER if none."""
+
+    def fork(self) -> Engine:
+        """An independent copy."""
+
+    def take_events(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None))]:
+        """Rows (id, at [ps], value, kind, reason) since the last call, (n, 5)."""
+
+    def take_steps(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None))]:
+        """
+        Rows (index, start, end [ps], tokens, decodes, decode context, prefill attention, prefills, running, waiting, free blocks) since the last call, (n, 11).
+        """
+
+    @property
+    def now(self) -> int: ...
+
+    @property
+    def num_steps(self) -> int: ...
+
+    @property
+    def busy_time(self) -> int: ...
+
+    @property
+    def num_pending(self) -> int:
+        """Requests handed over but not yet taken by the loop."""
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def num_free_blocks(self) -> int: ...
+
+    @property
+    def num_preemptions(self) -> int: ...
+
+    @property
+    def running_ids(self) -> list[int]: ...
+
+    @property
+    def waiting_ids(self) -> list[int]: ...
+
+    @property
+    def prefix_stats(self) -> list[int]:
+        """[queries, hits, preempted queries, preempted hits] in tokens."""
+
+class Snapshot:
+    """What an instance publishes about itself."""
+
+    @staticmethod
+    def capture(engine: Engine) -> Snapshot: ...
+
+    def restore(self, config: SchedulerConfig, step_time: StepTimeModel, ends: Sequence[tuple[int, bool]]) -> Engine:
+        """
+        Continue on a new engine; ends: (expected output tokens, ends by length) of each resident request.
+        """
+
+    @property
+    def taken_at(self) -> int: ...
+
+    @property
+    def boundary(self) -> int: ...
+
+    @property
+    def intake(self) -> int: ...
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def num_free_blocks(self) -> int: ...
+
+    @property
+    def request_ids(self) -> list[int]:
+        """Running in order, then waiting in order."""
+
+    @property
+    def requests(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None))]:
+        """
+        Rows (id, prompt, output, computed, placeholders, blocks, max_tokens, status), (n, 8).
+        """
+
+class InstanceView:
+    """One router's knowledge of one instance, with the SFS estimate."""
+
+    def __init__(self, config: SchedulerConfig, believed: StepTimeModel, mean_output: int, overlay: bool) -> None: ...
+
+    def refresh(self, snapshot: Snapshot) -> None: ...
+
+    def record_dispatch(self, id: int, prompt_tokens: int, predicted_output: int, at: int, max_tokens: int = -1, ends_by_length: bool = False, priority: int = 0, arrival_time: int = 0) -> None: ...
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def num_resident(self) -> int: ...
+
+    @property
+    def num_dispatched_since(self) -> int: ...
+
+    @property
+    def boundary(self) -> int: ...
+
+    @property
+    def num_free_blocks(self) -> int: ...
+
+def estimate_first_token(views: Sequence[InstanceView], id: int, prompt_tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], predicted_output: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], at: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], max_tokens: int = -1, ends_by_length: bool = False, priority: int = 0, arrival_time: int = 0) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    """
+    SFS: when the request's first token would be processed [ps], per view, (n,); NEVER if it cannot be served.
+
+    Source: paper eqs. 7, 8.
+    """

@@ -1,0 +1,1 @@
+"""Check the scheduler against decisions recorded from vLLM's own scheduler classes."""
