@@ -28,9 +28,7 @@ def ps_from_seconds(seconds: float) -> int:
         ValueError: the value is not finite or beyond the clock's range (9.0e6 s).
     """
     if not math.isfinite(seconds) or abs(seconds) > _MAX_SECONDS:
-        raise ValueError(
-            f"{seconds!r} s is not a time the clock can hold; allowed is +-{_MAX_SECONDS:g} s"
-        )
+        raise ValueError(f"{seconds!r} s is not a time the clock can hold; allowed is +-{_MAX_SECONDS:g} s")
     return round(seconds * PS_PER_S)
 
 
@@ -41,9 +39,7 @@ def ns_from_seconds(seconds: float) -> int:
         ValueError: the value is not finite or beyond the clock's range (9.0e6 s).
     """
     if not math.isfinite(seconds) or abs(seconds) > _MAX_SECONDS:
-        raise ValueError(
-            f"{seconds!r} s is not a time the clock can hold; allowed is +-{_MAX_SECONDS:g} s"
-        )
+        raise ValueError(f"{seconds!r} s is not a time the clock can hold; allowed is +-{_MAX_SECONDS:g} s")
     return round(seconds * _NS_PER_S)
 
 

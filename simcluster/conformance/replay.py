@@ -121,9 +121,7 @@ class _Replay:
             has_room = False
             if self.scheduler.has_requests():
                 entries = self._run_pass(iteration, record)
-                has_room = len(self.in_flight) < depth and (
-                    bool(entries) or self.scheduler.has_requests()
-                )
+                has_room = len(self.in_flight) < depth and (bool(entries) or self.scheduler.has_requests())
             if not has_room:
                 self._process_results(iteration, record)
             self.totals.iterations += 1

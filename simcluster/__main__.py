@@ -1,0 +1,5 @@
+"""`python -m simcluster`."""
+
+from simcluster.cli import main
+
+main()

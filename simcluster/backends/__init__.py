@@ -1,0 +1,1 @@
+"""Things that a request can be sent to."""

@@ -1,0 +1,350 @@
+"""The simulated cluster: the SimPy main loop around native engines.
+
+SimPy carries only what is observable: arrivals, refreshes of the routers' views, samples and the stop. Engines
+advance by themselves, up to the instant at which somebody looks. What happens at one instant has a fixed order:
+step ends, then refreshes, arrivals, samples, the stop; a step that starts at this instant sees its arrivals.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+import numpy as np
+import simpy
+from simpy.events import EventPriority
+
+from simcluster import _native
+from simcluster.backends.ledger import Ledger
+from simcluster.errors import SimulationError
+from simcluster.instance import InstanceSpec
+from simcluster.request import Request, RequestColumns
+from simcluster.rng import Stream, generator
+from simcluster.routers import build_router
+from simcluster.routers.base import ClusterView, OracleView, Router
+from simcluster.routers.objective import TieBreaker
+from simcluster.routers.settings import RouterSettings
+from simcluster.scenario import Scenario
+from simcluster.units import ps_from_seconds
+from simcluster.world import World
+
+__all__ = ["SimulatedCluster", "SimulatedInstance"]
+
+
+class _Order(IntEnum):
+    """Order of events at one instant."""
+
+    CAPTURE = 0
+    REFRESH = 1
+    ARRIVAL = 2
+    SAMPLE = 3
+    STOP = 4
+
+
+def oracle_columns(world: World) -> RequestColumns:
+    """Return the requests as the oracle sees them: true answer lengths, and utility at their true cost."""
+    price_out = np.array([spec.price_out for spec in world.instances])
+    surplus = world.truth.output_tokens - world.known.predicted_output_tokens
+    return replace(
+        world.known,
+        predicted_output_tokens=world.truth.output_tokens,
+        predicted_utility=world.known.predicted_utility - world.cost_weight * surplus * price_out,
+    )
+
+
+class SimulatedInstance:
+    """One simulated instance behind the router."""
+
+    def __init__(self, world: World, index: int) -> None:
+        self.spec: InstanceSpec = world.instances[index]
+        self._truth = world.truth
+        model = world.true_models[index]
+        self.engine = _native.Engine(self.spec.engine, model.step_time, model.noise)
+
+    def submit(self, request: Request, sent_ps: int) -> None:
+        """Send a request that leaves the router at an instant [ps]; the true end goes to the engine alone."""
+        index, truth = request.index, self._truth
+        prompt_tokens = int(request.prompt_tokens[self.spec.index])
+        accepted = self.engine.submit(
+            index,
+            prompt_tokens,
+            int(truth.output_tokens[index, self.spec.index]),
+            self.spec.engine_arrival_ps(sent_ps, prompt_tokens),
+            request.max_tokens,
+            bool(truth.ends_by_length[index]),
+            request.priority,
+            request.arrival_ps,
+        )
+        cancel = int(truth.cancel_ps[index])
+        if accepted and cancel >= 0:
+            self.engine.cancel(index, max(cancel, self.engine.now))
+
+    def snapshot(self) -> _native.Snapshot:
+        """Return the state at the newest step boundary."""
+        return _native.Snapshot.capture(self.engine)
+
+
+@dataclass(slots=True)
+class _Replica:
+    """One router with its own view of every instance."""
+
+    router: Router
+    views: list[_native.InstanceView]
+
+
+@dataclass(slots=True)
+class SimulatedCluster:
+    """One run of one policy.
+
+    Attributes:
+        world: what is fixed beforehand.
+        scenario: staleness, measure and output settings.
+        policy: name of the policy.
+        on_progress: called now and then with the number of requests sent.
+    """
+
+    world: World
+    scenario: Scenario
+    policy: str
+    on_progress: Callable[[int], None] = lambda _: None
+    ledger: Ledger = field(init=False)
+    interrupted: bool = field(init=False, default=False)
+    decision_time_ns: int = field(init=False, default=0)
+    _is_oracle: bool = field(init=False)
+    _known: RequestColumns = field(init=False)
+    _instances: list[SimulatedInstance] = field(init=False)
+    _replicas: list[_Replica] = field(init=False)
+    _env: simpy.Environment = field(init=False)
+    _stop: simpy.Event = field(init=False)
+    _captured: deque[list[_native.Snapshot]] = field(init=False, default_factory=deque)
+    _sent: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._is_oracle = self.policy == "oracle"
+        self._known = oracle_columns(self.world) if self._is_oracle else self.world.known
+        count = len(self.world.instances)
+        self._instances = [SimulatedInstance(self.world, j) for j in range(count)]
+        self._replicas = list(self._build_replicas())
+        self.ledger = Ledger(self.world, self.scenario.output.decisions)
+        self._env = simpy.Environment(initial_time=0)
+        self._stop = simpy.Event(self._env)
+
+    @property
+    def engines(self) -> list[_native.Engine]:
+        """The engines of the instances."""
+        return [instance.engine for instance in self._instances]
+
+    # -- the main loop
+
+    def interrupt(self) -> None:
+        """End the run at its next event; what has happened until then stays."""
+        self.interrupted = True
+
+    def run(self) -> None:
+        """Run until the horizon, until every request has ended, or until `interrupt` was called.
+
+        Raises:
+            SimulationError: an engine makes no progress.
+        """
+        measure = self.scenario.measure
+        self._schedule_arrival(0)
+        self._schedule_refresh()
+        self._at(0, _Order.SAMPLE, self._sample)
+        if measure.horizon_s is not None:
+            self._at(ps_from_seconds(measure.horizon_s), _Order.STOP, self._stop_run)
+        try:
+            self._env.run(until=self._stop)
+        except _native.LivelockError as error:
+            raise SimulationError(f"policy {self.policy}: {error}") from None
+        self._finish()
+
+    def _at(self, at_ps: int, order: _Order, action: Callable[[], None]) -> None:
+        event = simpy.Event(self._env)
+        event._ok, event._value = (
+            True,
+            None,
+        )  # as simpy.Timeout does: it happens without being triggered
+        event.callbacks.append(lambda _: action())
+        self._env.schedule(event, priority=EventPriority(int(order)), delay=at_ps - int(self._env.now))
+
+    @property
+    def _now(self) -> int:
+        return int(self._env.now)
+
+    def _stop_run(self) -> None:
+        if not self._stop.triggered:
+            self._advance()
+            self._stop.succeed()
+
+    def _advance(self) -> None:
+        for instance in self._instances:
+            instance.engine.advance_to(self._now)
+
+    def _finish(self) -> None:
+        """Collect what has happened and what is left."""
+        self._collect()
+        for instance in self._instances:
+            self.ledger.collect_unfinished(instance.spec.index, instance.engine)
+        self.ledger.close(self._now, self._sent)
+        self.on_progress(self._sent)
+
+    # -- arrivals
+
+    def _schedule_arrival(self, index: int) -> None:
+        arrivals = self.world.known.arrival_ps
+        if index < len(arrivals):
+            self._at(int(arrivals[index]), _Order.ARRIVAL, self._arrive)
+        elif self.scenario.measure.horizon_s is None and not self.scenario.measure.drain:
+            self._at(self._now, _Order.STOP, self._stop_run)
+
+    def _arrive(self) -> None:
+        if self.interrupted:
+            self._stop_run()
+            return
+        request = self._known.request(self._sent)
+        replica = self._replicas[self._sent % len(self._replicas)]
+        router = replica.router
+        if router.needs_view:
+            self._refresh_before(replica)
+        view = (OracleView if self._is_oracle else ClusterView)(
+            self._now,
+            ps_from_seconds(self.scenario.routing.router_delay_s),
+            self.world.instances,
+            replica.views,
+        )
+        before = time.perf_counter_ns()
+        decision = router.route(request, view)
+        self.decision_time_ns += time.perf_counter_ns() - before
+        chosen = self._instances[decision.instance]
+        sent_ps = self._now + view.router_delay_ps
+        chosen.engine.advance_to(self._now)
+        chosen.submit(request, sent_ps)
+        if router.needs_view:
+            self._record_dispatch(replica, decision.instance, request, sent_ps)
+        self.ledger.record_decision(request, decision, view, router.needs_view)
+        self._sent += 1
+        if self._sent % 64 == 0:
+            self.on_progress(self._sent)
+        self._schedule_arrival(self._sent)
+
+    def _record_dispatch(self, replica: _Replica, j: int, request: Request, sent_ps: int) -> None:
+        prompt_tokens = int(request.prompt_tokens[j])
+        replica.views[j].record_dispatch(
+            request.index,
+            prompt_tokens,
+            int(request.predicted_output_tokens[j]),
+            self.world.instances[j].engine_arrival_ps(sent_ps, prompt_tokens),
+            request.max_tokens,
+            self._is_oracle and bool(self.world.truth.ends_by_length[request.index]),
+            request.priority,
+            request.arrival_ps,
+        )
+
+    # -- what routers see
+
+    def _build_replicas(self) -> Iterator[_Replica]:
+        routing, world = self.scenario.routing, self.world
+        oracle = self._is_oracle
+        mean_output = np.maximum(np.rint(world.known.predicted_output_tokens.mean(axis=0)), 1)
+        shared: list[_native.InstanceView] | None = None
+        for number in range(routing.replicas):
+            rng = generator(self.scenario.seed, Stream.ROUTER, number)
+            ties = TieBreaker(routing.tie, generator(self.scenario.seed, Stream.TIES, number))
+            settings = RouterSettings(
+                num_instances=len(world.instances),
+                objective=routing.objective,
+                latency_weight=routing.latency_weight,
+                ties=ties,
+                rng=rng,
+            )
+            views = [
+                _native.InstanceView(
+                    spec.engine,
+                    world.true_models[spec.index].step_time if oracle else spec.believed,
+                    int(mean_output[spec.index]),
+                    oracle or routing.overlay,
+                )
+                for spec in world.instances
+            ]
+            if oracle:  # all routers of the oracle know everything
+                shared = shared or views
+                views = shared
+            yield _Replica(build_router(self.policy, settings), views)
+
+    def _refresh_before(self, replica: _Replica) -> None:
+        """Refresh a view at a decision, if it is refreshed at every decision."""
+        routing = self.scenario.routing
+        if self._is_oracle or (routing.refresh_interval_s == 0 == routing.publish_delay_s):
+            self._advance()
+            self._show([replica], [instance.snapshot() for instance in self._instances])
+        elif routing.refresh_interval_s == 0 and self._captured:
+            self._show([replica], self._captured.popleft())
+
+    def _show(self, replicas: list[_Replica], snapshots: list[_native.Snapshot]) -> None:
+        for replica in replicas:
+            for view, snapshot in zip(replica.views, snapshots, strict=True):
+                view.refresh(snapshot)
+
+    def _schedule_refresh(self) -> None:
+        """Plan the first capture of snapshots, unless views are always fresh or nobody looks at them."""
+        routing = self.scenario.routing
+        if self._is_oracle or not self._replicas[0].router.needs_view:
+            return
+        delay = ps_from_seconds(routing.publish_delay_s)
+        interval = ps_from_seconds(routing.refresh_interval_s)
+        if interval > 0:
+            first = -(-delay // interval) * interval - delay  # the first refresh that sees a published state
+            self._at(first, _Order.CAPTURE, lambda: self._capture_periodic(interval, delay))
+        elif delay > 0:
+            self._schedule_capture(0, delay)
+
+    def _capture_periodic(self, interval: int, delay: int) -> None:
+        self._advance()
+        snapshots = [instance.snapshot() for instance in self._instances]
+        self._at(self._now + delay, _Order.REFRESH, lambda: self._show(self._replicas, snapshots))
+        if self._sent < len(self.world.known):
+            at = self._now + self._idle_steps(interval, delay) * interval
+            self._at(at, _Order.CAPTURE, lambda: self._capture_periodic(interval, delay))
+
+    def _idle_steps(self, interval: int, lead: int) -> int:
+        """Return how many intervals may pass before anything changes that is visible `lead` ps later.
+
+        While nothing is resident nothing changes until the next arrival, so idle time costs nothing.
+        """
+        self._collect()
+        if self.ledger.num_open or self._sent == len(self.world.known):
+            return 1
+        idle = int(self.world.known.arrival_ps[self._sent]) - lead - self._now
+        return max(idle // interval, 1)
+
+    def _schedule_capture(self, index: int, delay: int) -> None:
+        """Capture what a router will see at an arrival, one publish delay before it."""
+        arrivals = self.world.known.arrival_ps
+        if index < len(arrivals):
+            at = max(int(arrivals[index]) - delay, 0)
+            self._at(at, _Order.CAPTURE, lambda: self._capture_for(index, delay))
+
+    def _capture_for(self, index: int, delay: int) -> None:
+        self._advance()
+        self._captured.append([instance.snapshot() for instance in self._instances])
+        self._schedule_capture(index + 1, delay)
+
+    # -- time series
+
+    def _collect(self) -> None:
+        for instance in self._instances:
+            self.ledger.collect(instance.spec.index, instance.engine)
+
+    def _sample(self) -> None:
+        self._advance()
+        interval = ps_from_seconds(self.scenario.output.sample_interval_s)
+        steps = self._idle_steps(interval, 0)
+        for instance in self._instances:
+            self.ledger.record_sample(self._now, instance.spec.index, instance.engine)
+        everything_sent = self._sent == len(self.world.known)
+        endless = self.scenario.measure.horizon_s is None
+        if self.interrupted or (everything_sent and endless and self.ledger.num_open == 0):
+            self._stop_run()
+            return
+        self._at(self._now + steps * interval, _Order.SAMPLE, self._sample)

@@ -1,0 +1,1 @@
+"""How fast an instance is: fits of the step-time model, and the cards made from them."""

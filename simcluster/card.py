@@ -1,0 +1,320 @@
+"""The calibration card: how fast one model on one kind of GPU is, and how far that is known.
+
+A card is a JSON file of `calibration/`. It holds the coefficients of the step-time model with their
+intervals and held-out errors, the KV cache, the host and front-end times, and what is assumed
+rather than measured. This file decides what a valid card is; `simcluster.calibrate` makes one.
+"""
+
+import difflib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from simcluster.errors import CardError
+
+__all__ = [
+    "Adjustment",
+    "Assumption",
+    "Card",
+    "Coverage",
+    "FrontEnd",
+    "KvCache",
+    "StepKind",
+    "StepTimeFit",
+    "StepTimeForm",
+    "Term",
+    "load_card",
+    "write_card",
+]
+
+StepTimeForm = Literal["eq9", "hinge"]
+Term = Literal["b0_s", "b1_s", "b2_s", "b3_s", "b1x_s", "b4_s", "b5_s"]
+StepKind = Literal["all", "decode", "prefill", "mixed"]
+
+_NonNegative = Annotated[float, Field(ge=0)]
+_Text = Annotated[str, Field(min_length=1)]
+_Errors = dict[StepKind, _NonNegative]
+_CountRange = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
+_ValueRange = tuple[_NonNegative, _NonNegative]
+
+_OPTIONAL_TERMS: tuple[Term, ...] = ("b1x_s", "b4_s", "b5_s")
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StepTimeFit(_Model):
+    """Coefficients of the time of one engine step.
+
+    `T = b0 + b1*n_tokens + b2*S_dec + b3*A_pre + b1x*max(n_tokens - hinge_tokens, 0)
+    + b4*S_dec*[the batch contains a prefill] + b5*(number of prefilling requests)`,
+    with S_dec the sum of the decode contexts and A_pre the sum of `p*c + p*(p+1)/2` over the
+    prefilling requests (p = prefill tokens of this step, c = tokens already in the KV cache).
+    All coefficients are at least 0. Host time is not part of T, see `Card.host_time_s`.
+
+    Attributes:
+        b0_s: time of any step [s].
+        b1_s: time per prefill or decode token [s/token].
+        b2_s: time per token of decode context [s/token].
+        b3_s: time per pair of the prefill attention [s/token^2].
+        b1x_s: further time per token above `hinge_tokens` [s/token].
+        hinge_tokens: where the dense layers stop being bound by memory bandwidth [tokens].
+        b4_s: further time per token of decode context beside a prefill [s/token].
+        b5_s: time per prefilling request [s].
+        not_identified: terms that the data cannot tell, held at 0.
+        intervals: 95 % block-bootstrap interval of each coefficient, in its unit, or None.
+        held_out_mape: error on steps left out of the fit [fraction], by kind of step, or None.
+        in_sample_mape: error on the fitted steps [fraction], by kind of step, or None.
+
+    Source: paper eq. 9; the terms b1x, b4 and b5 are this project's.
+    """
+
+    b0_s: _NonNegative
+    b1_s: _NonNegative
+    b2_s: _NonNegative
+    b3_s: _NonNegative
+    b1x_s: _NonNegative = 0.0
+    hinge_tokens: Annotated[int, Field(ge=0)] = 0
+    b4_s: _NonNegative = 0.0
+    b5_s: _NonNegative = 0.0
+    not_identified: tuple[Term, ...] = ()
+    intervals: dict[Term, _ValueRange] | None = None
+    held_out_mape: _Errors | None = None
+    in_sample_mape: _Errors | None = None
+
+
+class FrontEnd(_Model):
+    """Time outside the engine.
+
+    Attributes:
+        request_s: from the router to the engine, per request [s].
+        per_prompt_token_s: the same, per prompt token [s/token].
+        output_s: from the engine to the client, per output [s].
+    """
+
+    request_s: _NonNegative
+    per_prompt_token_s: _NonNegative
+    output_s: _NonNegative
+
+
+class KvCache(_Model):
+    """The KV cache of one instance.
+
+    Attributes:
+        num_gpu_blocks: blocks as vLLM counts them, the null block included; one less is usable.
+        block_size: tokens per block.
+    """
+
+    num_gpu_blocks: Annotated[int, Field(ge=2)]
+    block_size: Annotated[int, Field(ge=1)]
+
+
+class Coverage(_Model):
+    """The ranges (lowest, highest) of the fitted steps; beyond them a prediction extrapolates.
+
+    Attributes:
+        num_steps: number of fitted steps.
+        n_tokens: prefill and decode tokens of a step [tokens].
+        batch_size: decoding requests of a step.
+        mean_decode_context: mean context of the decoding requests of a step [tokens].
+        sum_decode_context: sum of these contexts [tokens].
+        num_prefill_requests: prefilling requests of a step.
+        prefill_attention: sum of `p*c + p*(p+1)/2` of a step [tokens^2].
+    """
+
+    num_steps: Annotated[int, Field(ge=1)]
+    n_tokens: _CountRange
+    batch_size: _CountRange
+    mean_decode_context: _ValueRange
+    sum_decode_context: _CountRange
+    num_prefill_requests: _CountRange
+    prefill_attention: _ValueRange
+
+
+class Assumption(_Model):
+    """A field of the card that was not measured, and where its value comes from."""
+
+    field: _Text
+    note: _Text
+
+
+class Adjustment(_Model):
+    """Fields that were multiplied by a factor after the fit, and why."""
+
+    field: _Text
+    factor: Annotated[float, Field(gt=0)]
+    reason: _Text
+
+
+class Card(_Model):
+    """A calibration card.
+
+    Attributes:
+        schema_version: version of this layout.
+        name: the card's name, also its file's.
+        model: the served model.
+        device: kind of GPU.
+        num_gpus: GPUs of one instance (tensor parallel).
+        engine: serving engine.
+        engine_version: what the card stands for.
+        max_model_len: context limit [tokens].
+        kv_cache: resolved size of the KV cache.
+        host_time_s: host time per step [s]: added to the step time in the synchronous loop, a lower
+            bound of the period in the asynchronous one.
+        front_end: time outside the engine.
+        fits: step-time model by form; "eq9" is the paper's, "hinge" has the optional terms.
+        chosen_fit: the form to use where nothing else is asked for.
+        coverage: ranges of the fitted steps.
+        provenance: where the steps come from.
+        measured: whether the steps were recorded from a serving engine.
+        assumptions: what was not measured.
+        adjustments: what was scaled after the fit.
+        date: when the card was made, YYYY-MM-DD.
+        source: name of the file with the steps.
+        source_sha256: SHA-256 of that file.
+    """
+
+    schema_version: Literal[1]
+    name: _Text
+    model: _Text
+    device: _Text
+    num_gpus: Annotated[int, Field(ge=1)]
+    engine: Literal["vllm"]
+    engine_version: _Text
+    max_model_len: Annotated[int, Field(ge=1)]
+    kv_cache: KvCache
+    host_time_s: _NonNegative
+    front_end: FrontEnd
+    fits: Annotated[dict[StepTimeForm, StepTimeFit], Field(min_length=1)]
+    chosen_fit: StepTimeForm
+    coverage: Coverage
+    provenance: _Text
+    measured: bool
+    assumptions: list[Assumption]
+    adjustments: list[Adjustment]
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    source: _Text
+    source_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+    @property
+    def step_time(self) -> StepTimeFit:
+        """The chosen step-time model."""
+        return self.fits[self.chosen_fit]
+
+    @model_validator(mode="after")
+    def _check_fits(self) -> Self:
+        if self.chosen_fit not in self.fits:
+            made = ", ".join(sorted(self.fits))
+            raise ValueError(f"chosen_fit = {self.chosen_fit!r}; must be one of the fits: {made}")
+        plain = self.fits.get("eq9")
+        for term in _OPTIONAL_TERMS:
+            if plain is not None and getattr(plain, term) != 0:
+                raise ValueError(
+                    f"fits.eq9.{term} = {getattr(plain, term)!r}; "
+                    "must be 0, since eq. 9 has no such term; move the fit to fits.hinge"
+                )
+        return self
+
+
+_FIELD_NAMES = sorted(
+    {
+        name
+        for model in (Card, StepTimeFit, FrontEnd, KvCache, Coverage, Assumption, Adjustment)
+        for name in model.model_fields
+    }
+)
+
+
+def load_card(path: Path) -> Card:
+    """Read a calibration card.
+
+    Raises:
+        CardError: the file is missing, is not JSON or is not a valid card. The message is one line:
+            the file, the field, its value, what is allowed and the fix.
+    """
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise CardError(f"{path}: no such file; give the path of a calibration card (*.json)") from None
+    except OSError as error:
+        raise CardError(f"{path}: cannot be read ({error.strerror}); give a calibration card") from None
+    try:
+        return Card.model_validate_json(text)
+    except ValidationError as error:
+        raise CardError(f"{path}: {_explain(error)}") from None
+
+
+def write_card(card: Card, path: Path) -> None:
+    """Write a card as JSON with sorted keys, indent 2 and a newline at the end.
+
+    Equal cards give equal bytes. The file is replaced in one move, so a reader never meets half a
+    card.
+
+    Raises:
+        CardError: the file cannot be written.
+    """
+    text = json.dumps(card.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text + "\n")
+            Path(temporary).chmod(0o644)  # mkstemp makes it private; a card is for everyone
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise CardError(f"{path}: cannot be written ({error.strerror}); give a folder that is writable") from None
+
+
+def _explain(error: ValidationError) -> str:
+    """Say in one line what is wrong with a card: the first mistake, and how many more there are."""
+    details = error.errors(include_url=False)
+    first = details[0]
+    kind = first["type"]
+    where = _path(first["loc"])
+    if kind == "json_invalid":
+        reason = str(first.get("ctx", {}).get("error", first["msg"]))
+        return f"not valid JSON ({_one_line(reason)}); correct the file or make the card again"
+    if kind == "value_error":
+        line = str(first["ctx"]["error"])
+    elif kind == "missing":
+        line = f"{where} is missing; the field is required; add it or make the card again"
+    elif kind == "extra_forbidden":
+        line = f"{where} = {_shown(first['input'])}; unknown key; {_spelling(first['loc'])}"
+    else:
+        allowed = first["msg"].replace("Input should be ", "must be ")
+        line = f"{where} = {_shown(first['input'])}; {allowed}; correct the value"
+    more = len(details) - 1
+    return _one_line(line) + (f" (and {more} more)" if more else "")
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part != "[key]":  # pydantic marks a bad dictionary key so; its name stands before
+            path += f".{part}" if path else part
+    return path or "the card"
+
+
+def _spelling(location: tuple[int | str, ...]) -> str:
+    near = difflib.get_close_matches(str(location[-1]), _FIELD_NAMES, n=1)
+    return f"did you mean {near[0]}?" if near else "remove it"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,153 @@
+"""`simcluster run`."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from simcluster.experiment.build import build_world
+from simcluster.experiment.run import PolicyRun, run_policies
+from simcluster.records import prepare_output
+from simcluster.report.tables import comparison, composition_table, footnotes
+from simcluster.routers import check_policy
+from simcluster.scenario import Scenario, load_scenario, override
+from simcluster.units import PS_PER_S
+from simcluster.world import World
+
+__all__ = ["run"]
+
+_MOST_NAMED = 6  # instances whose shares fit into a table
+_WIDE = Console(width=400)
+
+
+def run(
+    scenario: Annotated[str, typer.Argument(help="Scenario file, or the name of a shipped one.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", "-p", help="Policy to run; may be given several times."),
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Replay this trace instead of the scenario's workload.")] = None,
+    rate_scale: Annotated[float | None, typer.Option(help="Multiply the arrival rate by this.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed instead of the scenario's.")] = None,
+    decisions: Annotated[
+        Literal["winner", "full", "off"] | None,
+        typer.Option(help="How much of each decision to keep."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a run directory here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no remarks.")] = False,
+) -> None:
+    """Run a scenario under one or several policies and compare them.
+
+    Every policy meets the same requests. Results go to standard output, progress and remarks to standard error.
+
+    Examples:
+    * `simcluster run quickstart`
+
+    * `simcluster run quickstart -p sfs -p shortest_queue --rate-scale 1.5 --out runs/fast`
+
+    * `simcluster run quickstart --trace my_trace.parquet --json`
+    """
+    loaded, path = load_scenario(scenario)
+    loaded = override(loaded, policies=policy, trace=trace, rate_scale=rate_scale, seed=seed, decisions=decisions)
+    policies = list(dict.fromkeys(loaded.routing.policies))
+    for name in policies:
+        check_policy(name)
+    if out is not None:
+        prepare_output(out)
+    world = build_world(loaded, path)
+    console = Console(stderr=True)
+    if not quiet:
+        for warning in world.warnings:
+            console.print(f"warning: {warning}", style="yellow", highlight=False)
+    with _progress(console, len(world.known), show=not quiet) as progress:
+        runs = run_policies(loaded, world, policies, out, progress)
+    if as_json:
+        result = {"policies": {item.policy: item.summary for item in runs}}
+        sys.stdout.write(json.dumps(result, indent=2, allow_nan=False) + "\n")
+    else:
+        _print_tables(loaded, world, runs, quiet)
+    if out is not None and not quiet:
+        console.print(f"written to {out}", style="dim", highlight=False)
+    if any(item.summary["interrupted"] for item in runs):
+        console.print("stopped early: the last policy's numbers are partial", style="yellow")
+        raise typer.Exit(130)
+
+
+def _print_tables(scenario: Scenario, world: World, runs: list[PolicyRun], quiet: bool) -> None:
+    summaries = {item.policy: item.summary for item in runs}
+    n = len(world.known)
+    span_s = int(world.known.arrival_ps[-1] - world.known.arrival_ps[0]) / PS_PER_S
+    rate = f", {(n - 1) / span_s:.2f} req/s" if span_s > 0 else ""
+    parts: list[RenderableType] = [
+        comparison(summaries, f"{scenario.name}: {n:,} requests{rate}, {len(world.instances)} instances")
+    ]
+    names = [spec.name for spec in world.instances]
+    if len(names) <= _MOST_NAMED:
+        parts.append(composition_table(summaries, names))
+    if not quiet:
+        parts.append(footnotes("read this as:", _remarks(world, runs)))
+    for part in parts:
+        # Wider than the terminal rather than with numbers cut off.
+        needed = Measurement.get(_WIDE, _WIDE.options, part).maximum if isinstance(part, Table) else 0
+        Console(width=max(Console().width, needed)).print(part)
+
+
+def _remarks(world: World, runs: list[PolicyRun]) -> list[str]:
+    first = runs[0].summary
+    return [
+        f"window {first['window_s'][0]:.1f} to {first['window_s'][1]:.1f} s under {runs[0].policy}; percentiles: "
+        f"{first['percentile_method']}; on-time utility: paper eq. 4, {world.cost_weight:g} per micro-dollar",
+        *world.notes,
+        *world.assumptions,
+    ]
+
+
+class _Rate(ProgressColumn):
+    """Requests per second of wall time."""
+
+    def render(self, task: Task) -> Text:
+        """Return the rate as text."""
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:,.0f} req/s" if speed else "", style="cyan")
+
+
+@contextmanager
+def _progress(console: Console, total: int, *, show: bool) -> Iterator[Callable[[str, int], None]]:
+    if not show:
+        yield lambda _policy, _sent: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def report(policy: str, sent: int) -> None:
+            if policy not in tasks:
+                tasks[policy] = bar.add_task(policy, total=total)
+            bar.update(tasks[policy], completed=sent)
+
+        yield report

@@ -1,0 +1,1 @@
+"""Run a scenario under one or several policies."""

@@ -1,0 +1,267 @@
+"""Build the world of a run from a scenario: read its files, fill in defaults, draw what belongs to a request."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simcluster import _native
+from simcluster.card import Card, load_card
+from simcluster.engine_options import resolve_engine_options
+from simcluster.errors import ConfigError, TraceError
+from simcluster.instance import InstanceSpec, TrueModel, lognormal_factors, step_time_model
+from simcluster.predict.means import task_means
+from simcluster.request import FloatArray, IntArray, RequestColumns, RequestTruth
+from simcluster.rng import Stream, generator
+from simcluster.scenario import Instance, Scenario, Slo, Workload
+from simcluster.shipped import find_file
+from simcluster.units import PS_PER_NS
+from simcluster.workload import DEFAULT_QUALITY, Trace, read_trace, ttft_targets_s
+from simcluster.workload.synth import load_recipe, make_trace
+from simcluster.world import World
+
+__all__ = ["build_world"]
+
+_LONGEST_NS = 4_000_000_000_000_000  # 46 days; the clock ends at 53
+
+
+def build_world(scenario: Scenario, path: Path) -> World:
+    """Read what a scenario names and draw everything that belongs to a request.
+
+    Args:
+        scenario: the scenario.
+        path: where it was read; relative file names are looked up beside it.
+
+    Raises:
+        ConfigError: an instance or option is wrong.
+        CardError: a card cannot be read.
+        TraceError: the trace cannot be read.
+    """
+    notes: list[str] = list(scenario.assumptions)
+    warnings: list[str] = []
+    instances, models, cards = _build_instances(scenario, path, notes, warnings)
+    trace, inputs = _load_trace(scenario.workload, scenario.seed, path.parent)
+    known, truth = _build_requests(scenario, path, trace, instances, notes)
+    inputs["cards"] = {card.name: card.source_sha256 for card in cards}
+    return World(
+        instances=tuple(instances),
+        true_models=tuple(models),
+        num_gpus=tuple(card.num_gpus for card in cards),
+        request_id=trace.request_id,
+        task=trace.task_labels(),
+        known=known,
+        truth=truth,
+        cost_weight=scenario.routing.cost_weight,
+        assumptions=tuple(dict.fromkeys(notes)),
+        warnings=tuple(dict.fromkeys(warnings)),
+        notes=trace.notes,
+        inputs=inputs,
+    )
+
+
+def _build_instances(
+    scenario: Scenario, path: Path, notes: list[str], warnings: list[str]
+) -> tuple[list[InstanceSpec], list[TrueModel], list[Card]]:
+    seed = int(generator(scenario.seed, Stream.STEP_NOISE).integers(2**63))
+    specs: list[InstanceSpec] = []
+    models: list[TrueModel] = []
+    cards: list[Card] = []
+    items: list[Instance] = []
+    for number, item in enumerate(scenario.cluster.instances):
+        where = f"{path}: cluster.instances[{number}]"
+        card = load_card(find_file(item.card, "calibration", ".json", path.parent))
+        engine, found = resolve_engine_options(item.engine, card, f"{where}.engine")
+        warnings.extend(found)
+        believed = _fit(card, item.believed_model.fit, f"{where}.believed_model.fit")
+        for replica in range(item.replicas):
+            name = item.name or card.name
+            spec = InstanceSpec(
+                index=len(specs),
+                name=name if item.replicas == 1 else f"{name}-{replica + 1}",
+                model=card.model,
+                card=card.name,
+                price_in=item.price.input_usd_per_mtok,
+                price_out=item.price.output_usd_per_mtok,
+                engine=engine,
+                believed=step_time_model(believed, card.host_time_s, item.believed_model.scale),
+                front_end=card.front_end,
+            )
+            specs.append(spec)
+            models.append(_true_model(item, card, seed, spec.index, where))
+            cards.append(card)
+            items.append(item)
+    notes.extend(_card_notes(cards, items))
+    _check_names(specs, path)
+    return specs, models, cards
+
+
+def _fit(card: Card, name: Any, where: str) -> Any:
+    if name not in card.fits:
+        raise ConfigError(f"{where} = {name!r}; the card {card.name} has {', '.join(sorted(card.fits))}")
+    return card.fits[name]
+
+
+def _true_model(item: Instance, card: Card, seed: int, index: int, where: str) -> TrueModel:
+    spec = item.true_model
+    fit = _fit(card, spec.fit or card.chosen_fit, f"{where}.true_model.fit")
+    noise, text = None, "no noise"
+    if spec.noise is not None and spec.noise.sigma > 0:
+        noise = _native.StepNoise(lognormal_factors(spec.noise.sigma), seed, index)
+        text = f"log-normal noise of {spec.noise.sigma:.0%} per step (assumed)"
+    scale = f" times {spec.scale:g}" if spec.scale != 1 else ""
+    return TrueModel(
+        step_time=step_time_model(fit, card.host_time_s, spec.scale),
+        noise=noise,
+        description=f"{spec.fit or card.chosen_fit} fit{scale}, {text}",
+    )
+
+
+def _card_notes(cards: list[Card], items: list[Instance]) -> list[str]:
+    """Say once what holds for several cards."""
+    lines: dict[str, list[str]] = {}
+    for card, item in zip(cards, items, strict=True):
+        truth = item.true_model
+        noise = f"{truth.noise.sigma:.0%} log-normal noise" if truth.noise else "no noise"
+        assumed = ", ".join(sorted({a.field.split(".")[0] for a in card.assumptions}))
+        for text in (
+            f"step times {card.provenance} ({card.device})",
+            f"true steps follow the {truth.fit or card.chosen_fit} fit with {noise} (assumed), "
+            f"routers believe the {item.believed_model.fit} fit",
+            f"assumed in the card (see it for why): {assumed}" if assumed else "",
+        ):
+            lines.setdefault(text, []).append(card.model)
+    return [f"{', '.join(dict.fromkeys(m))}: {text}" for text, m in lines.items() if text]
+
+
+def _check_names(specs: list[InstanceSpec], path: Path) -> None:
+    seen: dict[str, int] = {}
+    for spec in specs:
+        if spec.name in seen:
+            raise ConfigError(
+                f"{path}: cluster.instances: the name {spec.name!r} is used twice; names must differ; "
+                "give each entry a name"
+            )
+        seen[spec.name] = spec.index
+
+
+def _load_trace(workload: Workload, seed: int, beside: Path) -> tuple[Trace, dict[str, Any]]:
+    if workload.trace is not None:
+        source = find_file(workload.trace, "traces", ".parquet", beside)
+        trace = read_trace(source)
+        inputs = {"trace": source.name, "trace_sha256": trace.sha256}
+    else:
+        assert workload.recipe is not None  # validated: one of the two is given
+        source = find_file(workload.recipe, "traces/recipes", ".yaml", beside)
+        trace = make_trace(load_recipe(source).model_copy(update={"seed": seed}))
+        inputs = {"recipe": source.name}
+    if workload.limit is not None:
+        trace = trace.head(workload.limit)
+    if workload.rate_scale != 1:
+        trace = trace.with_arrivals(np.rint(trace.arrival_ns / workload.rate_scale).astype(np.int64))
+    last = int(trace.arrival_ns[-1])
+    if last > _LONGEST_NS:
+        raise TraceError(
+            f"{source}: the last request arrives after {last / 8.64e13:.1f} days; the simulated clock holds 46; "
+            "take a part of the trace (limit) or raise rate_scale"
+        )
+    return trace, inputs
+
+
+def _build_requests(
+    scenario: Scenario, path: Path, trace: Trace, instances: list[InstanceSpec], notes: list[str]
+) -> tuple[RequestColumns, RequestTruth]:
+    models = [spec.model for spec in instances]
+    prompt: IntArray = np.stack([trace.prompt_tokens_by_model.get(m, trace.prompt_tokens) for m in models], axis=1)
+    by_model = trace.output_tokens_by_model
+    missing = sorted({m for m in models if m not in by_model})
+    if missing:
+        notes.append(f"the trace has no answer lengths for {', '.join(missing)}: its output_tokens holds for them")
+    output: IntArray = np.stack([by_model.get(m, trace.output_tokens) for m in models], axis=1)
+    quality = _quality(scenario, path, trace, models, notes)
+    known = _known(scenario, trace, instances, prompt, output, quality, notes)
+    cancel = np.where(trace.cancel_ns >= 0, trace.arrival_ns + trace.cancel_ns, -1)
+    truth = RequestTruth(
+        output_tokens=output,
+        quality=quality,
+        ends_by_length=trace.ends_by_length,
+        cancel_ps=np.where(cancel >= 0, cancel * PS_PER_NS, -1),
+    )
+    return known, truth
+
+
+def _quality(scenario: Scenario, path: Path, trace: Trace, models: list[str], notes: list[str]) -> FloatArray:
+    """Return the true quality of each answer, (n, j): the trace's, else the instance's, else the model's mean.
+
+    Raises:
+        ConfigError: none of these is known.
+    """
+    entries = [(k, item) for k, item in enumerate(scenario.cluster.instances) for _ in range(item.replicas)]
+    columns, fixed = [], []
+    for model, (number, item) in zip(models, entries, strict=True):
+        if model in trace.quality_by_model:
+            columns.append(trace.quality_by_model[model])
+            continue
+        value = item.quality
+        if value is None and not trace.quality_by_model:
+            value = DEFAULT_QUALITY.get(model)
+        if value is None:
+            known = ", ".join(trace.quality_by_model) or "no model"
+            raise ConfigError(
+                f"{path}: cluster.instances[{number}].quality is missing; the trace has quality for {known}, "
+                f"not for {model}; add quality: a number from 0 to 1"
+            )
+        columns.append(np.full(len(trace), value))
+        fixed.append(f"{model} {value:g}")
+    if fixed:
+        notes.append(f"the trace has no quality, every answer gets: {', '.join(dict.fromkeys(fixed))}")
+    return np.stack(columns, axis=1)
+
+
+def _known(
+    scenario: Scenario,
+    trace: Trace,
+    instances: list[InstanceSpec],
+    prompt: IntArray,
+    output: IntArray,
+    quality: FloatArray,
+    notes: list[str],
+) -> RequestColumns:
+    """Fill in what routers believe: means over the trace per task and model."""
+    kind = "per task and model" if trace.task is not None else "per model"
+    notes.append(f"routers predict answer length and quality by the trace's own means {kind}")
+    expected = np.maximum(np.rint(task_means(output.astype(np.float64), trace.task)), 1).astype(np.int64)
+    limit = trace.max_tokens[:, None]
+    expected = np.where(limit > 0, np.minimum(expected, np.maximum(limit, 1)), expected)
+    expected_quality = task_means(quality, trace.task)
+    price_in = np.array([spec.price_in for spec in instances])
+    price_out = np.array([spec.price_out for spec in instances])
+    cost = prompt * price_in + expected * price_out
+    return RequestColumns(
+        arrival_ps=trace.arrival_ns * PS_PER_NS,
+        prompt_tokens=np.ascontiguousarray(prompt),
+        max_tokens=trace.max_tokens,
+        priority=trace.priority,
+        slo_ttft_ps=_targets_ps(scenario.slo, trace, scenario.seed, notes),
+        predicted_output_tokens=np.ascontiguousarray(expected),
+        predicted_quality=expected_quality,
+        predicted_utility=expected_quality - scenario.routing.cost_weight * cost,
+    )
+
+
+def _targets_ps(slo: Slo, trace: Trace, seed: int, notes: list[str]) -> IntArray:
+    """Return the TTFT target of each request [ps], -1 without one."""
+    rule = slo.ttft
+    if rule is None:
+        rule = "trace" if (trace.slo_ttft_ns >= 0).any() else "paper"
+        if rule == "paper":
+            notes.append("the trace has no TTFT targets: they are drawn by the paper's rule B.2")
+    if rule == "none":
+        return np.full(len(trace), -1, dtype=np.int64)
+    if rule == "trace":
+        seconds = np.where(trace.slo_ttft_ns >= 0, trace.slo_ttft_ns / 1e9, np.nan) * slo.ttft_scale
+    elif rule == "paper":
+        seconds = ttft_targets_s(trace.prompt_tokens, seed, scale=slo.ttft_scale)
+    else:
+        seconds = np.full(len(trace), float(rule) * slo.ttft_scale)
+    targets = np.rint(np.where(np.isnan(seconds), -1e-9, seconds) * 1e9).astype(np.int64)
+    return np.where(targets >= 0, targets * PS_PER_NS, -1)

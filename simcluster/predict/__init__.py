@@ -1,0 +1,1 @@
+"""What is believed about a request before it is served: answer length, quality, cost."""

@@ -1,0 +1,1 @@
+"""What was learned: metrics and tables, from the records of a run alone."""

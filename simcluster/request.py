@@ -1,0 +1,94 @@
+"""Requests as columns: what a router may know, and what only the engine knows."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Request", "RequestColumns", "RequestTruth"]
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a router may know about a request when it arrives; arrays have one value per instance.
+
+    Attributes:
+        index: number of the request in its run, by arrival.
+        arrival_ps: arrival at the router [ps].
+        prompt_tokens: (j,) prompt length by each instance's tokenizer [tokens].
+        max_tokens: the client's limit on the answer [tokens]; -1 where not given.
+        priority: smaller is served earlier.
+        slo_ttft_ps: TTFT target [ps]; -1 without one.
+        predicted_output_tokens: (j,) expected answer length [tokens], 1 or more.
+        predicted_utility: (j,) expected quality - cost_weight * expected cost. Source: paper eq. 2.
+    """
+
+    index: int
+    arrival_ps: int
+    prompt_tokens: IntArray
+    max_tokens: int
+    priority: int
+    slo_ttft_ps: int
+    predicted_output_tokens: IntArray
+    predicted_utility: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestColumns:
+    """The requests of a run as a router may know them; n requests, j instances.
+
+    Attributes:
+        arrival_ps: (n,) arrival at the router [ps], ascending.
+        prompt_tokens: (n, j) [tokens].
+        max_tokens: (n,) [tokens]; -1 where not given.
+        priority: (n,).
+        slo_ttft_ps: (n,) [ps]; -1 without a target.
+        predicted_output_tokens: (n, j) [tokens].
+        predicted_quality: (n, j) 0 to 1.
+        predicted_utility: (n, j). Source: paper eq. 2.
+    """
+
+    arrival_ps: IntArray
+    prompt_tokens: IntArray
+    max_tokens: IntArray
+    priority: IntArray
+    slo_ttft_ps: IntArray
+    predicted_output_tokens: IntArray
+    predicted_quality: FloatArray
+    predicted_utility: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.arrival_ps)
+
+    def request(self, index: int) -> Request:
+        """Return one request; numbers are plain Python integers, as SimPy's clock needs them."""
+        return Request(
+            index,
+            int(self.arrival_ps[index]),
+            self.prompt_tokens[index],
+            int(self.max_tokens[index]),
+            int(self.priority[index]),
+            int(self.slo_ttft_ps[index]),
+            self.predicted_output_tokens[index],
+            self.predicted_utility[index],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTruth:
+    """What only the engine knows; n requests, j instances. Never handed to a router but the oracle.
+
+    Attributes:
+        output_tokens: (n, j) true answer length [tokens].
+        quality: (n, j) true quality of the answer, 0 to 1.
+        ends_by_length: (n,) EOS is ignored, the request ends at its limit.
+        cancel_ps: (n,) when the client gives up [ps]; -1 for never.
+    """
+
+    output_tokens: IntArray
+    quality: FloatArray
+    ends_by_length: npt.NDArray[np.bool_]
+    cancel_ps: IntArray

@@ -1,0 +1,85 @@
+"""From estimates to a choice: the paper's two objectives and the tie rule."""
+
+from typing import Literal
+
+import numpy as np
+
+from simcluster.request import FloatArray, IntArray
+from simcluster.routers.base import Decision
+
+__all__ = ["TieBreaker", "choose_best", "choose_slo", "choose_weighted"]
+
+TieRule = Literal["index", "rotate", "random"]
+
+
+class TieBreaker:
+    """Chooses among equally good instances: the first, in turn, or at random.
+
+    Without a tie nothing is drawn and the turn does not move, so a tie-free run does not depend on the rule.
+    """
+
+    def __init__(self, rule: TieRule, rng: np.random.Generator) -> None:
+        self._rule = rule
+        self._rng = rng
+        self._last = -1
+
+    def pick(self, candidates: IntArray) -> int:
+        """Choose one of the candidates, given as ascending indices."""
+        if len(candidates) == 1 or self._rule == "index":
+            return int(candidates[0])
+        if self._rule == "random":
+            return int(candidates[self._rng.integers(len(candidates))])
+        later = candidates[candidates > self._last]
+        self._last = int(later[0] if len(later) else candidates[0])
+        return self._last
+
+
+def choose_best(score: FloatArray, ties: TieBreaker) -> Decision:
+    """Take the largest score."""
+    best = np.flatnonzero(score == score.max())
+    return Decision(ties.pick(best), score=score, num_tied=len(best))
+
+
+def _largest(score: FloatArray, ttft_s: FloatArray, allowed: IntArray) -> IntArray:
+    """Return the instances of largest score among the allowed ones, of these the ones with the smallest TTFT."""
+    best = allowed[score[allowed] == score[allowed].max()]
+    fastest: IntArray = best[ttft_s[best] == ttft_s[best].min()]
+    return fastest
+
+
+def choose_slo(utility: FloatArray, ttft_s: FloatArray, target_s: float, ties: TieBreaker) -> Decision:
+    """Take the largest utility among instances that meet the target, else the smallest TTFT.
+
+    Args:
+        utility: (j,) predicted utility.
+        ttft_s: (j,) predicted TTFT [s], inf where the request cannot be served.
+        target_s: TTFT target [s]; inf without one.
+        ties: tie rule.
+
+    Source: paper eq. 3.
+    """
+    feasible = np.flatnonzero((ttft_s <= target_s) & np.isfinite(ttft_s))
+    if len(feasible):
+        best, reason = _largest(utility, ttft_s, feasible), "feasible"
+    else:
+        best, reason = np.flatnonzero(ttft_s == ttft_s.min()), "infeasible"
+    return Decision(ties.pick(best), reason, ttft_s, utility, len(best))
+
+
+def choose_weighted(utility: FloatArray, ttft_s: FloatArray, latency_weight: float, ties: TieBreaker) -> Decision:
+    """Take the largest utility - latency_weight * TTFT.
+
+    Args:
+        utility: (j,) predicted utility.
+        ttft_s: (j,) predicted TTFT [s], inf where the request cannot be served.
+        latency_weight: delta [1/s]; 0 gives the latency-agnostic choice among the servable.
+        ties: tie rule.
+
+    Source: paper eq. 5.
+    """
+    servable = np.isfinite(ttft_s)
+    if not servable.any():
+        return choose_slo(utility, ttft_s, np.inf, ties)
+    score = np.where(servable, utility - latency_weight * np.where(servable, ttft_s, 0.0), -np.inf)
+    best = _largest(score, ttft_s, np.flatnonzero(servable))
+    return Decision(ties.pick(best), "score", ttft_s, score, len(best))

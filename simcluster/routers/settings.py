@@ -1,0 +1,29 @@
+"""What a policy is built from."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from simcluster.routers.objective import TieBreaker
+
+__all__ = ["RouterSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSettings:
+    """Settings of one router.
+
+    Attributes:
+        num_instances: size of the cluster.
+        objective: `slo` (paper eq. 3) or `weighted` (eq. 5).
+        latency_weight: delta of eq. 5 [1/s].
+        ties: the router's tie rule.
+        rng: the router's own random stream.
+    """
+
+    num_instances: int
+    objective: Literal["slo", "weighted"]
+    latency_weight: float
+    ties: TieBreaker
+    rng: np.random.Generator

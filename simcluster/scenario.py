@@ -1,0 +1,279 @@
+"""Scenario files: the one place where user configuration is read.
+
+A scenario says what arrives, on which instances, who routes and what is measured. Unknown keys, wrong types and
+numbers out of range are errors that name their path.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from simcluster.engine_options import EngineOptions
+from simcluster.errors import ConfigError
+from simcluster.shipped import find_file
+from simcluster.validation import explain, one_line
+
+__all__ = [
+    "Cluster",
+    "Instance",
+    "Measure",
+    "Noise",
+    "Output",
+    "Price",
+    "Routing",
+    "Scenario",
+    "Slo",
+    "TrueModelSpec",
+    "Workload",
+    "load_scenario",
+    "override",
+]
+
+_NonNegative = Annotated[float, Field(ge=0)]
+_Positive = Annotated[float, Field(gt=0)]
+_Text = Annotated[str, Field(min_length=1)]
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+_Fit = Literal["eq9", "hinge"]
+_Time = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Workload(_Model):
+    """What arrives: a trace file or a recipe for a synthetic one."""
+
+    trace: _Text | None = Field(None, description="trace file (Parquet, schema v1) or a shipped trace's name")
+    recipe: _Text | None = Field(None, description="recipe file; the scenario's seed replaces its seed")
+    rate_scale: _Positive = Field(1.0, description="arrival rate times this; intervals are divided by it")
+    limit: Annotated[int, Field(ge=1)] | None = Field(None, description="use the first requests only")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.trace is None) == (self.recipe is None):
+            raise ValueError("give exactly one of trace and recipe")
+        return self
+
+
+class Price(_Model):
+    """Prices in USD per million tokens, which is micro-dollars per token."""
+
+    input_usd_per_mtok: _NonNegative
+    output_usd_per_mtok: _NonNegative
+
+
+class Noise(_Model):
+    """Noise of the true step time: log-normal with mean 1, independent per step."""
+
+    kind: Literal["lognormal"] = "lognormal"
+    sigma: Annotated[float, Field(ge=0, le=1)] = 0.03
+
+
+class TrueModelSpec(_Model):
+    """How fast the simulated instance really is, apart from what routers believe."""
+
+    fit: _Fit | None = Field(None, description="fit of the card; default: the card's chosen fit")
+    scale: _Positive = Field(1.0, description="factor on all coefficients")
+    noise: Noise | None = Field(default_factory=Noise, description="null: no noise")
+
+
+class BelievedModelSpec(_Model):
+    """The step-time model that routers use."""
+
+    fit: _Fit = Field("eq9", description="fit of the card")
+    scale: _Positive = Field(1.0, description="factor on all coefficients")
+
+
+class Instance(_Model):
+    """One instance, or several equal ones."""
+
+    name: _Name | None = Field(None, description="default: the card's name; replicas get -1, -2, ...")
+    card: _Text = Field(description="calibration card: a shipped one's name or a file")
+    replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
+    price: Price
+    quality: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="quality of its answers where the trace has none; default: the model's synthetic mean",
+    )
+    engine: EngineOptions = Field(default_factory=EngineOptions, description="options by vLLM's names")
+    true_model: TrueModelSpec = Field(default_factory=TrueModelSpec)
+    believed_model: BelievedModelSpec = Field(default_factory=BelievedModelSpec)
+
+
+class Cluster(_Model):
+    """The instances that requests are routed to."""
+
+    instances: Annotated[list[Instance], Field(min_length=1)]
+
+
+class Routing(_Model):
+    """Who decides, by what objective, and how stale the view is."""
+
+    policies: Annotated[list[_Text], Field(min_length=1)] = ["sfs"]
+    objective: Literal["slo", "weighted"] = Field("slo", description="slo: paper eq. 3; weighted: eq. 5")
+    cost_weight: _NonNegative = Field(1e-4, description="lambda, utility per micro-dollar")
+    latency_weight: _NonNegative = Field(1.0, description="delta, utility per second (weighted objective)")
+    tie: Literal["index", "rotate", "random"] = "index"
+    refresh_interval_s: _Time = Field(0.0, description="0: the view is refreshed at every decision")
+    publish_delay_s: _Time = Field(0.0, description="age of a snapshot when it becomes visible")
+    replicas: Annotated[int, Field(ge=1, le=1000)] = Field(
+        1, description="independent routers; requests are dealt to them in turn"
+    )
+    overlay: bool = Field(True, description="count own requests sent after the snapshot")
+    router_delay_s: _Time = Field(0.0, description="from the decision to the instance")
+
+
+class Measure(_Model):
+    """What counts."""
+
+    horizon_s: _Positive | None = Field(None, description="the run stops here, events at this instant included")
+    warmup_s: _NonNegative = Field(0.0, description="events before this instant do not count")
+    drain: bool = Field(True, description="without a horizon: run on after the last arrival until all is done")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.horizon_s is not None and self.warmup_s >= self.horizon_s:
+            raise ValueError(f"warmup_s = {self.warmup_s:g} must be below horizon_s = {self.horizon_s:g}")
+        return self
+
+
+class Slo(_Model):
+    """Targets; a request is good if every given one is met, limits included."""
+
+    ttft: Literal["trace", "paper", "none"] | _Positive | None = Field(
+        None,
+        description="trace: the trace's own targets; paper: drawn by B.2; a number [s]; none; "
+        "default: the trace's own where it has them, else paper",
+    )
+    ttft_scale: _Positive = Field(1.0, description="factor on every TTFT target")
+    tpot_s: _Positive | None = None
+
+
+class Output(_Model):
+    """What is written."""
+
+    decisions: Literal["winner", "full", "off"] = "winner"
+    sample_interval_s: _Positive = Field(1.0, description="time series of the instances")
+
+
+class Scenario(_Model):
+    """A scenario file."""
+
+    schema_version: Literal[1] = 1
+    name: _Name
+    description: str = ""
+    assumptions: list[str] = Field(default_factory=list, description="shown with every result")
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 1
+    workload: Workload
+    cluster: Cluster
+    routing: Routing = Field(default_factory=Routing)
+    measure: Measure = Field(default_factory=Measure)
+    slo: Slo = Field(default_factory=Slo)
+    output: Output = Field(default_factory=Output)
+
+    def resolved(self) -> dict[str, Any]:
+        """Return the scenario with every default filled in, as plain data."""
+        return self.model_dump(mode="json")
+
+    def digest(self) -> str:
+        """Return a hash of the resolved scenario."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses a key given twice and reads 1e-4 as a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not text", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def load_yaml(path: Path) -> Any:
+    """Read a YAML file of plain data.
+
+    Raises:
+        ConfigError: the file cannot be read or is not such YAML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({one_line(str(error))}); give a YAML file") from None
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506  (a subclass of SafeLoader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{path}: not valid YAML ({one_line(str(error))[:200]}); correct the file") from None
+
+
+def load_scenario(name: str) -> tuple[Scenario, Path]:
+    """Read a scenario.
+
+    Args:
+        name: a file, or the name of a shipped scenario.
+
+    Returns:
+        The scenario and where it was found.
+
+    Raises:
+        ConfigError: it was not found or is not valid; one line: file: path = value; allowed; fix.
+    """
+    path = find_file(name, "scenarios", ".yaml")
+    data = load_yaml(path)
+    if not isinstance(data, dict):
+        found = "an empty file" if data is None else type(data).__name__
+        raise ConfigError(f"{path}: found {found}; must be a mapping with name, workload and cluster")
+    try:
+        return Scenario.model_validate(data), path
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {explain(error, Scenario)}") from None
+
+
+def override(
+    scenario: Scenario,
+    *,
+    policies: list[str] | None = None,
+    trace: Path | None = None,
+    rate_scale: float | None = None,
+    seed: int | None = None,
+    decisions: str | None = None,
+) -> Scenario:
+    """Replace fields of a scenario by options of the command line, under the same rules.
+
+    Raises:
+        ConfigError: a value is not allowed.
+    """
+    data = scenario.model_dump()
+    if policies:
+        data["routing"]["policies"] = policies
+    if trace is not None:
+        data["workload"] |= {"trace": str(trace.absolute()), "recipe": None}
+    if rate_scale is not None:
+        data["workload"]["rate_scale"] = rate_scale
+    if seed is not None:
+        data["seed"] = seed
+    if decisions is not None:
+        data["output"]["decisions"] = decisions
+    try:
+        return Scenario.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"option: {explain(error, Scenario)}") from None

@@ -1,0 +1,326 @@
+"""The Parquet file of a trace, schema v1.
+
+`traces/README.md` describes the columns, their units and what is an error.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from simcluster.errors import TraceError
+from simcluster.workload.trace import Trace
+from simcluster.workload.trace_columns import IntArray, MapArrays, TraceColumns
+
+__all__ = ["SCHEMA_VERSION", "read_trace", "write_trace"]
+
+SCHEMA_VERSION = "1"
+
+_KEY = "simcluster."  # prefix of our keys in the file's metadata, which other writers share
+_OWN_KEYS = ("schema_version", "units", "prefix_block_size")
+_UNITS = "*_ns nanoseconds, *_s seconds, *_tokens tokens, quality 0 to 1"
+_MAX_SPAN_NS = 3653 * 86_400 * 10**9  # 10 years
+_MAX_TOKENS = 2**31
+_BROKEN = (pa.ArrowException, OSError, UnicodeDecodeError)  # what a damaged file can raise
+_COLUMNS = (
+    "request_id",
+    "arrival_ns",
+    "arrival_s",
+    "prompt_tokens",
+    "output_tokens",
+    "max_tokens",
+    "finish",
+    "priority",
+    "cancel_s",
+    "task",
+    "session_id",
+    "slo_ttft_s",
+    "prompt_tokens_by_model",
+    "output_tokens_by_model",
+    "quality_by_model",
+    "prefix_hashes",
+    "prompt",
+)
+
+
+def read_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace file.
+
+    Unsorted rows are sorted (equal instants keep the file's order), a negative first arrival moves
+    the trace to start at 0, rows without output or prompt tokens are left out, and unknown columns
+    are ignored. Each leaves a line in `notes`.
+
+    Raises:
+        TraceError: the file is missing, unreadable, empty, or breaks the schema; one line that says
+            where, what was found, what is allowed.
+    """
+    where = os.fspath(path)
+    file, names, digest = _open(Path(path), where)
+    metadata, block_size = _read_metadata(file, where)
+    table = _read_table(file, names, where)
+    columns = TraceColumns(where, table, np.arange(table.num_rows, dtype=np.int64))
+    arrival = "arrival_ns" if columns.has("arrival_ns") else "arrival_s"
+    arrival_ns = columns.instants_ns(arrival, _MAX_SPAN_NS)
+    prompt_tokens = columns.integers("prompt_tokens", 0, _MAX_TOKENS)
+    output_tokens = columns.integers("output_tokens", 0, _MAX_TOKENS)
+
+    kept, skipped = _kept_rows(where, prompt_tokens, output_tokens)
+    rows = kept[np.argsort(arrival_ns[kept], kind="stable")]
+    shift = min(int(arrival_ns[rows[0]]), 0)
+    span_ns = int(arrival_ns[rows[-1]]) - shift
+    if span_ns > _MAX_SPAN_NS:
+        raise TraceError(
+            f"{where}: {arrival}: found a trace of {span_ns / 1e9:g} s; allowed is 10 years; check"
+            " the unit of the column"
+        )
+    early = int((np.diff(arrival_ns[kept]) < 0).sum())
+    unknown = [name for name in names if name not in _COLUMNS]
+    notes = [f"skipped {_counted(count)} ({reason})" for reason, count in skipped.items()]
+    if early:
+        notes.append(f"sorted: {_counted(early)} arrived before the row above")
+    if shift < 0:
+        notes.append(f"rebased: the first arrival was at {shift / 1e9:g} s and is now at 0 s")
+    if unknown:
+        notes.append(f"ignored columns: {_listed(unknown)}")
+    return Trace.from_columns(
+        arrival_ns[rows] - shift,
+        prompt_tokens[rows],
+        output_tokens[rows],
+        **_optional_columns(columns.take(rows), prompt_tokens[rows], block_size),
+        metadata=metadata,
+        notes=tuple(notes),
+        skipped=skipped,
+        sha256=digest,
+    )
+
+
+def _kept_rows(where: str, prompt_tokens: IntArray, output_tokens: IntArray) -> tuple[IntArray, dict[str, int]]:
+    """Return the rows with tokens in and out, and how many others there are by reason."""
+    no_output = output_tokens == 0
+    no_prompt = ~no_output & (prompt_tokens == 0)
+    counts = {"zero_output": int(no_output.sum()), "zero_prompt": int(no_prompt.sum())}
+    skipped = {reason: count for reason, count in counts.items() if count}
+    kept = np.flatnonzero(~no_output & ~no_prompt)
+    if len(kept) == 0:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in skipped.items())
+        dropped = f", {len(prompt_tokens)} dropped: {reasons}" if reasons else ""
+        raise TraceError(
+            f"{where}: 0 requests after filters ({len(prompt_tokens)} read{dropped}); a trace needs at least 1"
+        )
+    return kept, skipped
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(name if name.isprintable() else repr(name) for name in names)
+
+
+def _counted(count: int) -> str:
+    return f"{count:,} row" + ("" if count == 1 else "s")
+
+
+def _open(path: Path, where: str) -> tuple[Any, list[str], str]:
+    """Open a Parquet file; return it with its column names and the hash of the same bytes."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TraceError(f"{where}: {error.strerror or error}; give the path of a readable Parquet file") from error
+    try:
+        file = pq.ParquetFile(pa.BufferReader(content))
+        names: list[str] = file.schema_arrow.names
+    except _BROKEN as error:
+        raise _unreadable(where, error) from error
+    return file, names, hashlib.sha256(content).hexdigest()
+
+
+def _read_table(file: Any, names: list[str], where: str) -> Any:
+    """Return the known columns of a file that has those which a trace needs."""
+    known = [name for name in _COLUMNS if name in names]
+    for name in known:
+        if names.count(name) > 1:
+            raise TraceError(f"{where}: {name}: found the column twice; allowed is once")
+    lacking = [name for name in ("prompt_tokens", "output_tokens") if name not in names]
+    arrivals = [name for name in ("arrival_ns", "arrival_s") if name in names]
+    if not arrivals:
+        lacking.insert(0, "arrival_ns or arrival_s")
+    if lacking:
+        raise TraceError(
+            f"{where}: found no column {' and no column '.join(lacking)}, only {_listed(names)};"
+            " rename or add the column"
+        )
+    if len(arrivals) == 2:
+        raise TraceError(f"{where}: found both arrival_ns and arrival_s; allowed is one of them; drop the other")
+    try:
+        table = file.read(columns=known)
+        table.validate(full=True)  # among others, that texts are UTF-8
+    except _BROKEN as error:
+        raise _unreadable(where, error) from error
+    return table
+
+
+def _unreadable(where: str, error: Exception) -> TraceError:
+    reason = (str(error).splitlines() or ["unreadable"])[0].rstrip(".")
+    return TraceError(
+        f"{where}: not a complete Parquet file ({reason}); a trace is a Parquet file, so write it"
+        " again or convert it first"
+    )
+
+
+def _read_metadata(file: Any, where: str) -> tuple[dict[str, str], int | None]:
+    """Return the keys that describe the trace, and the block size of its prefix hashes."""
+    raw: dict[bytes, bytes] = file.metadata.metadata or {}
+    texts = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in raw.items()}
+    ours = {key.removeprefix(_KEY): text for key, text in texts.items() if key.startswith(_KEY)}
+    version = ours.get("schema_version", SCHEMA_VERSION)
+    if version != SCHEMA_VERSION:
+        raise TraceError(
+            f"{where}: metadata {_KEY}schema_version: found {version!r}; allowed is"
+            f" {SCHEMA_VERSION!r}; write the trace again with this version of simcluster"
+        )
+    block = ours.get("prefix_block_size")
+    if block is not None and not (block.isascii() and block.isdigit() and int(block) > 0):
+        raise TraceError(
+            f"{where}: metadata {_KEY}prefix_block_size: found {block!r}; allowed is a whole number of tokens above 0"
+        )
+    rest = {key: text for key, text in ours.items() if key not in _OWN_KEYS}
+    return rest, None if block is None else int(block)
+
+
+def _optional_columns(columns: TraceColumns, prompt_tokens: IntArray, block_size: int | None) -> dict[str, Any]:
+    """Return the optional columns that the file has, as arguments of Trace.from_columns."""
+    readers: dict[str, Callable[[str], dict[str, Any]]] = {
+        "request_id": lambda name: {name: columns.unique_strings(name)},
+        "max_tokens": lambda name: {name: columns.integers(name, 1, _MAX_TOKENS, null=-1)},
+        "finish": lambda name: {"ends_by_length": _ends_by_length(columns, name)},
+        "priority": lambda name: {name: columns.integers(name, -(2**31), 2**31 - 1)},
+        "cancel_s": lambda name: {"cancel_ns": columns.durations_ns(name, zero_allowed=True)},
+        "slo_ttft_s": lambda name: {"slo_ttft_ns": columns.durations_ns(name, zero_allowed=False)},
+        "task": lambda name: dict(zip(("task", "task_names"), columns.categories(name), strict=True)),
+        "session_id": lambda name: {name: columns.strings(name, nullable=True)},
+        "prompt": lambda name: {name: columns.strings(name)},
+        "prompt_tokens_by_model": lambda name: {name: columns.integers_by_key(name, 1, _MAX_TOKENS)},
+        "output_tokens_by_model": lambda name: {name: columns.integers_by_key(name, 1, _MAX_TOKENS)},
+        "quality_by_model": lambda name: {name: columns.numbers_by_key(name, 0.0, 1.0)},
+        "prefix_hashes": lambda name: _prefix_columns(columns, name, prompt_tokens, block_size),
+    }
+    row_numbers = np.array([str(row) for row in columns.file_rows.tolist()], dtype=object)
+    found: dict[str, Any] = {"request_id": row_numbers}
+    for name, read in readers.items():
+        if columns.has(name):
+            found |= read(name)
+    return found
+
+
+def _ends_by_length(columns: TraceColumns, name: str) -> npt.NDArray[np.bool_]:
+    codes, endings = columns.categories(name, allowed=("eos", "length"))
+    return np.array([ending == "length" for ending in endings])[codes]
+
+
+def _prefix_columns(
+    columns: TraceColumns, name: str, prompt_tokens: IntArray, block_size: int | None
+) -> dict[str, Any]:
+    """Return the prefix hashes; a prompt has one per block begun, or none (nothing known)."""
+    if block_size is None:
+        raise TraceError(
+            f"{columns.path}: {name}: found no {_KEY}prefix_block_size in the file's"
+            " metadata; add the number of tokens that one hash covers"
+        )
+    offsets, values = columns.integer_lists(name)
+    counts = np.diff(offsets)
+    needed = -(-prompt_tokens // block_size)
+    bad = (counts > 0) & (counts != needed)
+    if bad.any():
+        row = np.flatnonzero(bad)[0]
+        columns.fail(
+            name,
+            bad,
+            f"{counts[row]} hashes for {prompt_tokens[row]} prompt tokens",
+            f"allowed is one per {block_size} tokens begun, here {needed[row]}, or none at all",
+        )
+    return {"prefix_offsets": offsets, "prefix_values": values, "prefix_block_size": block_size}
+
+
+def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
+    """Write a trace file, whole or not at all; equal traces give equal bytes.
+
+    Optional columns that say nothing (all at their default) are left out.
+
+    Raises:
+        TraceError: the file cannot be written.
+        ValueError: the trace's metadata uses a key that the file format sets itself.
+    """
+    taken = sorted(set(trace.metadata) & set(_OWN_KEYS))
+    if taken:
+        raise ValueError(f"metadata {taken[0]!r} is set by the file format; use another key")
+    metadata = {"schema_version": SCHEMA_VERSION, "units": _UNITS, **trace.metadata}
+    if trace.prefix_block_size is not None:
+        metadata["prefix_block_size"] = str(trace.prefix_block_size)
+    table = pa.table(_arrow_columns(trace))
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        # Without Arrow's own schema in the metadata the file says the same thing only once.
+        with pq.ParquetWriter(partial, table.schema, compression="zstd", store_schema=False) as writer:
+            writer.write_table(table)
+            writer.add_key_value_metadata({_KEY + key: metadata[key] for key in sorted(metadata)})
+        partial.replace(path)
+    except OSError as error:
+        raise TraceError(
+            f"{path}: cannot write the trace ({error.strerror or error}); give a path in a folder"
+            " that exists and is writable"
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _arrow_columns(trace: Trace) -> dict[str, Any]:
+    columns: dict[str, Any] = {
+        "request_id": pa.array(trace.request_id, pa.string()),
+        "arrival_ns": pa.array(trace.arrival_ns, pa.int64()),
+        "prompt_tokens": pa.array(trace.prompt_tokens, pa.int64()),
+        "output_tokens": pa.array(trace.output_tokens, pa.int64()),
+    }
+    if (trace.max_tokens >= 0).any():
+        columns["max_tokens"] = pa.array(trace.max_tokens, mask=trace.max_tokens < 0)
+    if trace.ends_by_length.any():
+        columns["finish"] = pa.array(np.where(trace.ends_by_length, "length", "eos"), pa.string())
+    if trace.priority.any():
+        columns["priority"] = pa.array(trace.priority, pa.int64())
+    for name, values in (("cancel_s", trace.cancel_ns), ("slo_ttft_s", trace.slo_ttft_ns)):
+        if (values >= 0).any():
+            columns[name] = pa.array(values / 1e9, mask=values < 0)
+    for name, texts in (
+        ("task", trace.task_labels()),
+        ("session_id", trace.session_id),
+        ("prompt", trace.prompt),
+    ):
+        if texts is not None:
+            columns[name] = pa.array(texts, pa.string())
+    for name, by_model, kind in (
+        ("prompt_tokens_by_model", trace.prompt_tokens_by_model, pa.int64()),
+        ("output_tokens_by_model", trace.output_tokens_by_model, pa.int64()),
+        ("quality_by_model", trace.quality_by_model, pa.float64()),
+    ):
+        if by_model:
+            columns[name] = _map_array(by_model, kind)
+    if trace.prefix_offsets is not None:
+        columns["prefix_hashes"] = pa.LargeListArray.from_arrays(
+            pa.array(trace.prefix_offsets), pa.array(trace.prefix_values, pa.int64())
+        )
+    return columns
+
+
+def _map_array(by_model: MapArrays, kind: Any) -> Any:
+    names = sorted(by_model)
+    values: npt.NDArray[Any] = np.stack([by_model[name] for name in names], axis=1)
+    n = len(values)
+    return pa.MapArray.from_arrays(
+        pa.array(np.arange(0, n * len(names) + 1, len(names)), pa.int32()),
+        pa.array(np.tile(np.array(names, dtype=object), n), pa.string()),
+        pa.array(values.ravel(), kind),
+    )
