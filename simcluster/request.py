@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Request", "RequestColumns", "RequestTruth"]
+__all__ = ["PrefixHashes", "Request", "RequestColumns", "RequestTruth"]
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -24,6 +24,8 @@ class Request:
         slo_ttft_ps: TTFT target [ps]; -1 without one.
         predicted_output_tokens: (j,) expected answer length [tokens], 1 or more.
         predicted_utility: (j,) expected quality - cost_weight * expected cost. Source: paper eq. 2.
+        prefix_hashes: hashes of the prompt's leading blocks, or None.
+        session_id: conversation, or None.
     """
 
     index: int
@@ -34,6 +36,27 @@ class Request:
     slo_ttft_ps: int
     predicted_output_tokens: IntArray
     predicted_utility: FloatArray
+    prefix_hashes: IntArray | None = None
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHashes:
+    """Hashes of the leading blocks of n prompts; equal numbers mean an equal prefix up to there.
+
+    Attributes:
+        offsets: (n + 1,) request i has values[offsets[i]:offsets[i + 1]].
+        values: dense numbers from 0.
+        block_size: prompt tokens that one hash covers; the last one of a prompt may cover fewer.
+    """
+
+    offsets: IntArray
+    values: IntArray
+    block_size: int
+
+    def of(self, index: int) -> IntArray:
+        """Return the hashes of one request."""
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +72,8 @@ class RequestColumns:
         predicted_output_tokens: (n, j) [tokens].
         predicted_quality: (n, j) 0 to 1.
         predicted_utility: (n, j). Source: paper eq. 2.
+        prefix: hashes of the prompts' leading blocks, or None.
+        session_id: (n,) conversations, Python strings or None; or None.
     """
 
     arrival_ps: IntArray
@@ -59,6 +84,8 @@ class RequestColumns:
     predicted_output_tokens: IntArray
     predicted_quality: FloatArray
     predicted_utility: FloatArray
+    prefix: PrefixHashes | None = None
+    session_id: npt.NDArray[np.object_] | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_ps)
@@ -74,6 +101,8 @@ class RequestColumns:
             int(self.slo_ttft_ps[index]),
             self.predicted_output_tokens[index],
             self.predicted_utility[index],
+            None if self.prefix is None else self.prefix.of(index),
+            None if self.session_id is None else self.session_id[index],
         )
 
 

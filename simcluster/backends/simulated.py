@@ -32,6 +32,9 @@ from simcluster.world import World
 __all__ = ["SimulatedCluster", "SimulatedInstance"]
 
 
+_OWN_TOKENS_BIT = 36  # token ids of shared prefixes stay below 2**36, those of one request's own prompt above
+
+
 class _Order(IntEnum):
     """Order of events at one instant."""
 
@@ -59,6 +62,8 @@ class SimulatedInstance:
     def __init__(self, world: World, index: int) -> None:
         self.spec: InstanceSpec = world.instances[index]
         self._truth = world.truth
+        caching = self.spec.engine.enable_prefix_caching and world.known.prefix is not None
+        self._hash_block = world.known.prefix.block_size if caching and world.known.prefix else 0
         model = world.true_models[index]
         self.engine = _native.Engine(self.spec.engine, model.step_time, model.noise)
 
@@ -75,10 +80,25 @@ class SimulatedInstance:
             bool(truth.ends_by_length[index]),
             request.priority,
             request.arrival_ps,
+            self._prompt_runs(request, prompt_tokens),
         )
         cancel = int(truth.cancel_ps[index])
         if accepted and cancel >= 0:
             self.engine.cancel(index, max(cancel, self.engine.now))
+
+    def _prompt_runs(self, request: Request, prompt_tokens: int) -> list[tuple[int, int]]:
+        """Spell a prompt out as runs of token ids: equal hashes give equal tokens, the rest is the request's own."""
+        if request.prefix_hashes is None or self._hash_block == 0:
+            return []
+        runs, left = [], prompt_tokens
+        for value in request.prefix_hashes.tolist():
+            count = min(self._hash_block, left)
+            if count > 0:
+                runs.append((value * self._hash_block, count))
+                left -= count
+        if left > 0:
+            runs.append(((request.index + 1) << _OWN_TOKENS_BIT, left))
+        return runs
 
     def snapshot(self) -> _native.Snapshot:
         """Return the state at the newest step boundary."""

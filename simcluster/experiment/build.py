@@ -11,7 +11,7 @@ from simcluster.engine_options import resolve_engine_options
 from simcluster.errors import ConfigError, TraceError
 from simcluster.instance import InstanceSpec, TrueModel, lognormal_factors, step_time_model
 from simcluster.predict.means import task_means
-from simcluster.request import FloatArray, IntArray, RequestColumns, RequestTruth
+from simcluster.request import FloatArray, IntArray, PrefixHashes, RequestColumns, RequestTruth
 from simcluster.rng import Stream, generator
 from simcluster.scenario import Instance, Scenario, Slo, Workload
 from simcluster.shipped import find_file
@@ -41,6 +41,8 @@ def build_world(scenario: Scenario, path: Path) -> World:
     warnings: list[str] = []
     instances, models, cards = _build_instances(scenario, path, notes, warnings)
     trace, inputs = _load_trace(scenario.workload, scenario.seed, path.parent)
+    if "source" in trace.metadata:
+        notes.append(f"the trace says: {trace.metadata['source']}")
     known, truth = _build_requests(scenario, path, trace, instances, notes)
     inputs["cards"] = {card.name: card.source_sha256 for card in cards}
     return World(
@@ -245,7 +247,16 @@ def _known(
         predicted_output_tokens=np.ascontiguousarray(expected),
         predicted_quality=expected_quality,
         predicted_utility=expected_quality - scenario.routing.cost_weight * cost,
+        prefix=_prefix_hashes(trace),
+        session_id=trace.session_id,
     )
+
+
+def _prefix_hashes(trace: Trace) -> PrefixHashes | None:
+    if trace.prefix_offsets is None or trace.prefix_values is None or trace.prefix_block_size is None:
+        return None
+    _, dense = np.unique(trace.prefix_values, return_inverse=True)
+    return PrefixHashes(trace.prefix_offsets, dense.astype(np.int64), trace.prefix_block_size)
 
 
 def _targets_ps(slo: Slo, trace: Trace, seed: int, notes: list[str]) -> IntArray:
