@@ -2,15 +2,20 @@
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 import simcluster
 from simcluster.cli import conformance, run, scenario
 from simcluster.errors import SimclusterError
+from simcluster.validation import one_line
 
 __all__ = ["app", "main"]
+
+# What the parser raises for bad arguments. Typer exports only subclasses of it, and newer versions carry their own
+# copy of click, so it is reached through one of them.
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,10 +49,22 @@ def _options(
 def main() -> None:
     """Run the command line; a known error is one line and exit code 2."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except SimclusterError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
-    except BrokenPipeError:  # the reader of a pipe has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        _fail(str(error), 2)
+    except _USAGE_ERROR as error:
+        _fail(error.format_message(), error.exit_code)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # the reader of a pipe has left
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        _fail(f"{error.filename or 'file system'}: {error.strerror or error}", 2)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", 130)
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    sys.stderr.write(f"error: {one_line(message)}\n")
+    sys.exit(code)
