@@ -125,6 +125,12 @@ class SchedulerConfig:
     @track_blocks.setter
     def track_blocks(self, arg: bool, /) -> None: ...
 
+    @property
+    def shared_prefixes(self) -> bool: ...
+
+    @shared_prefixes.setter
+    def shared_prefixes(self, arg: bool, /) -> None: ...
+
     def validate(self) -> str:
         """Empty if every option is in range, else what is wrong."""
 
@@ -253,11 +259,19 @@ class StepTimeModel:
         Time [ps] of a batch of prefills (tokens, context before) and decodes (context before).
         """
 
+    def period(self, device: int, asynchronous: bool) -> int:
+        """
+        One turn of the loop [ps] for a batch that takes the accelerator `device` [ps].
+        """
+
 class StepNoise:
     """Multiplicative noise per step, a pure hash of seed, instance and step."""
 
     def __init__(self, factors: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], seed: int, instance: int) -> None:
         """factors: (n,) int64, in units of 2**-32."""
+
+    def apply(self, device: int, step: int) -> int:
+        """The time [ps] that a step of `device` [ps] really takes."""
 
 class EventKind(enum.IntEnum):
     scheduled = 0
@@ -277,7 +291,7 @@ class EventKind(enum.IntEnum):
 class Engine:
     """One serving instance on the simulated clock."""
 
-    def __init__(self, config: SchedulerConfig, step_time: StepTimeModel, noise: StepNoise | None = None, record_tokens: bool = False, record_steps: bool = False) -> None: ...
+    def __init__(self, config: SchedulerConfig, step_time: StepTimeModel, noise: StepNoise | None = None, record_tokens: bool = False, record_steps: bool = False, fast: bool = True) -> None: ...
 
     def submit(self, id: int, prompt_tokens: int, output_tokens: int, at: int, max_tokens: int = -1, ends_by_length: bool = False, priority: int = 0, arrival_time: int = 0, prompt: Sequence[tuple[int, int]] = []) -> bool:
         """
@@ -297,6 +311,9 @@ class Engine:
 
     def fork(self) -> Engine:
         """An independent copy."""
+
+    def snapshot(self) -> Snapshot:
+        """The state at the newest step boundary."""
 
     def take_events(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None))]:
         """Rows (id, at [ps], value, kind, reason) since the last call, (n, 5)."""
@@ -346,6 +363,14 @@ class Snapshot:
 
     @staticmethod
     def capture(engine: Engine) -> Snapshot: ...
+
+    @staticmethod
+    def from_state(*, taken_at: int, boundary: int, intake: int, waiting_for_batch: bool, unflushed_ends: bool, capacity_bound: bool, num_executed: int, last_prefill: int, num_free_blocks: int, num_running: int, requests: Sequence[Sequence[int]], in_flight: Sequence[tuple[int, Sequence[tuple[int, int]], Sequence[int], Sequence[tuple[int, int, int]]]]) -> Snapshot:
+        """
+        The snapshot of an engine that is not the native one.
+
+        requests: running, then waiting: (id, prompt, output, max_tokens, computed, placeholders, in flight, stale, sampled, blocks, cached, preemptions, priority, arrival_time, status, unfinished prefill), status 0 waiting, 1 running, 2 preempted. in_flight: batches (start [ps], prefills (tokens, context before), decodes (context before), entries (index into requests or -1, tokens, sample index)).
+        """
 
     def restore(self, config: SchedulerConfig, step_time: StepTimeModel, ends: Sequence[tuple[int, bool]]) -> Engine:
         """
@@ -400,6 +425,22 @@ class InstanceView:
 
     @property
     def num_dispatched_since(self) -> int: ...
+
+    @property
+    def prefill_tokens_left(self) -> int:
+        """
+        Tokens to compute before every resident request decodes; prefix hits of waiting ones unknown.
+        """
+
+    @property
+    def decode_tokens_left(self) -> int:
+        """
+        Output tokens expected of every resident request, by own predictions, else by mean_output.
+        """
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks in use at the snapshot."""
 
     @property
     def boundary(self) -> int: ...

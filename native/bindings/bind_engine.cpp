@@ -5,6 +5,7 @@
 
 #include "bindings.hpp"
 #include "engine.hpp"
+#include "snapshot.hpp"
 
 namespace nb = nanobind;
 using namespace simcluster;
@@ -57,7 +58,9 @@ void bind_step_time(nb::module_& m) {
             return model.device_time(f);
           },
           nb::arg("prefills"), nb::arg("decodes"),
-          "Time [ps] of a batch of prefills (tokens, context before) and decodes (context before).");
+          "Time [ps] of a batch of prefills (tokens, context before) and decodes (context before).")
+      .def("period", &StepTimeModel::period, nb::arg("device"), nb::arg("asynchronous"),
+           "One turn of the loop [ps] for a batch that takes the accelerator `device` [ps].");
   nb::class_<StepNoise>(m, "StepNoise", "Multiplicative noise per step, a pure hash of seed, instance and step.")
       .def(
           "__init__",
@@ -67,7 +70,9 @@ void bind_step_time(nb::module_& m) {
                                                                            factors.data() + factors.size());
             new (self) StepNoise{std::move(table), seed, instance};
           },
-          nb::arg("factors"), nb::arg("seed"), nb::arg("instance"), "factors: (n,) int64, in units of 2**-32.");
+          nb::arg("factors"), nb::arg("seed"), nb::arg("instance"), "factors: (n,) int64, in units of 2**-32.")
+      .def("apply", &StepNoise::apply, nb::arg("device"), nb::arg("step"),
+           "The time [ps] that a step of `device` [ps] really takes.");
 }
 
 }  // namespace
@@ -88,12 +93,12 @@ void bind_engine(nb::module_& m) {
       .def(
           "__init__",
           [](Engine* self, const SchedulerConfig& config, const StepTimeModel& step_time,
-             const StepNoise* noise, bool record_tokens, bool record_steps) {
+             const StepNoise* noise, bool record_tokens, bool record_steps, bool fast) {
             new (self) Engine(config, step_time, noise != nullptr ? *noise : StepNoise{},
-                              EngineOptions{record_tokens, record_steps});
+                              EngineOptions{record_tokens, record_steps, fast});
           },
           nb::arg("config"), nb::arg("step_time"), nb::arg("noise").none() = nb::none(),
-          nb::arg("record_tokens") = false, nb::arg("record_steps") = false)
+          nb::arg("record_tokens") = false, nb::arg("record_steps") = false, nb::arg("fast") = true)
       .def(
           "submit",
           [](Engine& engine, std::int64_t id, std::int64_t prompt_tokens, std::int64_t output_tokens,
@@ -123,6 +128,8 @@ void bind_engine(nb::module_& m) {
       .def("next_event", &Engine::next_event, nb::call_guard<nb::gil_scoped_release>(),
            "Earliest event [ps] if nothing else arrives; NEVER if none.")
       .def("fork", [](const Engine& engine) { return Engine(engine); }, "An independent copy.")
+      .def("snapshot", [](const Engine& e) { return std::make_shared<Snapshot>(Snapshot::capture(e)); },
+           "The state at the newest step boundary.")
       .def("take_events", &take_events, "Rows (id, at [ps], value, kind, reason) since the last call, (n, 5).")
       .def("take_steps", &take_steps,
            "Rows (index, start, end [ps], tokens, decodes, decode context, prefill attention, prefills, running, "
@@ -131,7 +138,7 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("num_steps", &Engine::num_steps)
       .def_prop_ro("busy_time", &Engine::busy_time)
       .def_prop_ro("num_pending", &Engine::num_pending, "Requests handed over but not yet taken by the loop.")
-      .def_prop_ro("num_running", [](const Engine& e) { return e.scheduler().running().size(); })
+      .def_prop_ro("num_running", [](const Engine& e) { return e.scheduler().num_running(); })
       .def_prop_ro("num_waiting", [](const Engine& e) { return e.scheduler().waiting().size(); })
       .def_prop_ro("num_free_blocks", [](const Engine& e) { return e.scheduler().num_free_blocks(); })
       .def_prop_ro("num_preemptions", [](const Engine& e) { return e.scheduler().num_preemptions(); })

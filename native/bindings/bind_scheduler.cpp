@@ -64,6 +64,7 @@ void bind_config(nb::module_& m) {
       .def_rw("scheduler_reserve_full_isl", &SchedulerConfig::scheduler_reserve_full_isl)
       .def_rw("async_scheduling", &SchedulerConfig::async_scheduling)
       .def_rw("track_blocks", &SchedulerConfig::track_blocks)
+      .def_rw("shared_prefixes", &SchedulerConfig::shared_prefixes)
       .def("validate", &SchedulerConfig::validate, "Empty if every option is in range, else what is wrong.");
 }
 
@@ -116,7 +117,7 @@ void bind_scheduler(nb::module_& m) {
           [](Scheduler& s) {
             Batch batch;
             std::vector<Outcome> preempted, failed;
-            s.schedule(batch, preempted, failed);
+            s.schedule(batch, nullptr, preempted, failed);
             return std::make_tuple(batch, ids_of(preempted), ids_of(failed));
           },
           "One pass: (batch, ids preempted, ids that can never fit).")

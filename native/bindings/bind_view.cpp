@@ -1,9 +1,13 @@
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <memory>
 #include <stdexcept>
+#include <tuple>
 
 #include "bindings.hpp"
 #include "view.hpp"
@@ -21,10 +25,78 @@ std::vector<std::int64_t> resident_ids(const Snapshot& s) {
   return ids;
 }
 
+// A request of an engine that is not the native one, in the order of the fields of RequestState.
+using RequestRow = std::array<std::int64_t, 16>;
+// Start [ps], prefills (tokens, context before), decodes (context before) and entries (request, tokens, sample index).
+using BatchRow = std::tuple<Picoseconds, std::vector<std::pair<std::int64_t, std::int64_t>>, std::vector<std::int64_t>,
+                            std::vector<std::tuple<std::int32_t, std::int64_t, std::int64_t>>>;
+
+RequestState request_of(const RequestRow& row) {
+  RequestState r;
+  r.id = row[0];
+  r.num_prompt_tokens = row[1];
+  r.num_output_tokens = row[2];
+  r.visible_max_tokens = row[3];
+  r.num_computed_tokens = row[4];
+  r.num_output_placeholders = row[5];
+  r.num_inflight_tokens = row[6];
+  r.num_stale_tokens = row[7];
+  r.num_sampled_tokens = row[8];
+  r.num_blocks = row[9];
+  r.num_cached_tokens = row[10];
+  r.num_preemptions = row[11];
+  r.priority = row[12];
+  r.arrival_time = row[13];
+  r.status = static_cast<Status>(row[14]);
+  r.is_prefill_chunk = row[15] != 0;
+  return r;
+}
+
+std::shared_ptr<Snapshot> from_state(Picoseconds taken_at, Picoseconds boundary, Picoseconds intake,
+                                     bool waiting_for_batch, bool unflushed_ends, bool capacity_bound,
+                                     std::int64_t num_executed, std::int64_t last_prefill,
+                                     std::int64_t num_free_blocks, std::int64_t num_running,
+                                     const std::vector<RequestRow>& requests, const std::vector<BatchRow>& in_flight) {
+  auto s = std::make_shared<Snapshot>();
+  s->taken_at = taken_at;
+  s->boundary = boundary;
+  s->intake = intake;
+  s->waiting_for_batch = waiting_for_batch;
+  s->unflushed_ends = unflushed_ends;
+  s->capacity_bound = capacity_bound;
+  s->num_executed = num_executed;
+  s->last_prefill = last_prefill;
+  s->num_free_blocks = num_free_blocks;
+  s->num_running = num_running;
+  for (const RequestRow& row : requests) s->requests.push_back(request_of(row));
+  const auto count = static_cast<std::int32_t>(requests.size());
+  if (num_running < 0 || num_running > count) throw std::invalid_argument("num_running must be 0 to the requests");
+  for (const auto& [start, prefills, decodes, entries] : in_flight) {
+    Snapshot::BatchInFlight& batch = s->in_flight.emplace_back();
+    batch.start = start;
+    for (const auto& [tokens, context] : prefills) batch.features.add(context, tokens, false);
+    for (const std::int64_t context : decodes) batch.features.add(context, 1, true);
+    for (const auto& [request, tokens, sample_index] : entries) {
+      if (request < -1 || request >= count) throw std::invalid_argument("an entry names a request that is not there");
+      batch.entries.push_back({request, tokens, sample_index});
+    }
+  }
+  return s;
+}
+
 void bind_snapshot(nb::module_& m) {
   nb::class_<Snapshot>(m, "Snapshot", "What an instance publishes about itself.")
       .def_static("capture", [](const Engine& e) { return std::make_shared<Snapshot>(Snapshot::capture(e)); },
                   nb::arg("engine"))
+      .def_static("from_state", &from_state, nb::kw_only(), nb::arg("taken_at"), nb::arg("boundary"),
+                  nb::arg("intake"), nb::arg("waiting_for_batch"), nb::arg("unflushed_ends"),
+                  nb::arg("capacity_bound"), nb::arg("num_executed"), nb::arg("last_prefill"),
+                  nb::arg("num_free_blocks"), nb::arg("num_running"), nb::arg("requests"), nb::arg("in_flight"),
+                  "The snapshot of an engine that is not the native one.\n\n"
+                  "requests: running, then waiting: (id, prompt, output, max_tokens, computed, placeholders, in flight, "
+                  "stale, sampled, blocks, cached, preemptions, priority, arrival_time, status, unfinished prefill), "
+                  "status 0 waiting, 1 running, 2 preempted. in_flight: batches (start [ps], prefills (tokens, context "
+                  "before), decodes (context before), entries (index into requests or -1, tokens, sample index)).")
       .def(
           "restore",
           [](const Snapshot& s, const SchedulerConfig& config, const StepTimeModel& step_time,
@@ -56,6 +128,7 @@ void bind_snapshot(nb::module_& m) {
             }
             return to_table(std::move(rows), 8);
           },
+          nb::rv_policy::automatic,  // the table owns its rows
           "Rows (id, prompt, output, computed, placeholders, blocks, max_tokens, status), (n, 8).");
 }
 
@@ -84,6 +157,11 @@ void bind_view(nb::module_& m) {
       .def_prop_ro("num_waiting", &InstanceView::num_waiting)
       .def_prop_ro("num_resident", &InstanceView::num_resident)
       .def_prop_ro("num_dispatched_since", &InstanceView::num_dispatched_since)
+      .def_prop_ro("prefill_tokens_left", &InstanceView::prefill_tokens_left,
+                   "Tokens to compute before every resident request decodes; prefix hits of waiting ones unknown.")
+      .def_prop_ro("decode_tokens_left", &InstanceView::decode_tokens_left,
+                   "Output tokens expected of every resident request, by own predictions, else by mean_output.")
+      .def_prop_ro("kv_usage", &InstanceView::kv_usage, "Share of the KV blocks in use at the snapshot.")
       .def_prop_ro("boundary", [](const InstanceView& v) { return v.snapshot().boundary; })
       .def_prop_ro("num_free_blocks", [](const InstanceView& v) { return v.snapshot().num_free_blocks; });
 

@@ -32,6 +32,11 @@ std::string SchedulerConfig::validate() const {
   if (!(watermark >= 0.0 && watermark < 1.0)) {
     return "watermark = " + std::to_string(watermark) + "; must be at least 0 and below 1";
   }
+  if (!enable_chunked_prefill && max_num_batched_tokens < max_model_len) {
+    return "max_num_batched_tokens = " + std::to_string(max_num_batched_tokens) +
+           "; must be at least max_model_len = " + std::to_string(max_model_len) +
+           " without enable_chunked_prefill, or a long prompt would wait for ever";
+  }
   return {};
 }
 

@@ -28,6 +28,9 @@ struct SchedulerConfig {
   bool async_scheduling = true;
   // Keep block tables in vLLM's free-list order although caching is off (conformance); timing never needs it.
   bool track_blocks = false;
+  // Prompts may share prefixes. If not, prefix caching can only give a preempted request its own blocks back, and
+  // counts suffice.
+  bool shared_prefixes = true;
 
   std::int64_t num_usable_blocks() const { return num_gpu_blocks - 1; }
   std::int64_t blocks_for(std::int64_t tokens) const { return (tokens + block_size - 1) / block_size; }

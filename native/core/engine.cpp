@@ -52,12 +52,17 @@ RequestSpec spec_of(const Submission& s, const SchedulerConfig& config) {
 
 Engine::Engine(const SchedulerConfig& config, const StepTimeModel& step_time, StepNoise noise,
                EngineOptions options)
-    : scheduler_(validated(config)), step_time_(step_time), noise_(std::move(noise)), options_(options) {}
+    : scheduler_(validated(config)), step_time_(step_time), noise_(std::move(noise)), options_(options) {
+  if (options_.fast && !options_.record_tokens) scheduler_.use_lockstep();
+}
 
 bool Engine::submit(const Submission& submission) {
   if (submission.at < now_) throw std::invalid_argument("a request is submitted in the past");
   if (submission.prompt_tokens < 1 || submission.output_tokens < 1) {
     throw std::invalid_argument("a request needs at least one prompt token and one output token");
+  }
+  if (!covers(submission.prompt, submission.prompt_tokens)) {
+    throw std::invalid_argument("the token runs of a prompt do not add up to its length");
   }
   const EndReason why = refusal(submission, scheduler_.config());
   if (why != EndReason::none) {
@@ -86,6 +91,7 @@ void Engine::apply_cancels(Picoseconds before) {
       continue;  // it has already ended
     }
     emit(EventKind::failed, c.id, c.at, delivered, EndReason::abort);
+    iterations_without_token_ = 0;  // a request that leaves is progress too
   }
 }
 
@@ -102,13 +108,13 @@ void Engine::launch(InFlight& flight) {
   const StepFeatures& features = flight.batch.features;
   flight.start = std::max(clock_, device_free_);
   flight.end = flight.start;
-  if (!flight.batch.entries.empty()) {
+  if (!flight.batch.empty()) {
     const Picoseconds device = noise_.apply(step_time_.device_time(features), num_steps_);
     flight.end += step_time_.period(device, scheduler_.config().async_scheduling);
     busy_time_ += flight.end - flight.start;
     if (options_.record_steps) {
       steps_.push_back({num_steps_, flight.start, flight.end, features,
-                        static_cast<std::int64_t>(scheduler_.running().size()),
+                        scheduler_.num_running(),
                         static_cast<std::int64_t>(scheduler_.waiting().size()),
                         scheduler_.num_free_blocks()});
     }
@@ -127,34 +133,37 @@ void Engine::iterate() {
   take_inputs();
   bool changed = true;
   if (scheduler_.has_requests()) {
-    InFlight& flight = in_flight_.emplace_back();
-    scheduler_.schedule(flight.batch, preempted_, failed_);
-    launch(flight);
+    Batch* before = num_flights_ > 0 ? &flight(num_flights_ - 1).batch : nullptr;
+    InFlight& next = flight(num_flights_++);
+    scheduler_.schedule(next.batch, before, preempted_, failed_);
+    launch(next);
     for (const Outcome& o : preempted_) emit(EventKind::preempted, o.id, clock_, o.num_output_tokens);
     for (const Outcome& o : failed_) emit(EventKind::failed, o.id, clock_, o.num_output_tokens, o.reason);
-    changed = !flight.batch.entries.empty() || !preempted_.empty() || !failed_.empty();
-    const bool room = in_flight_.size() < depth();
-    if (room && (!flight.batch.entries.empty() || scheduler_.has_requests())) return;
+    changed = !next.batch.empty() || !preempted_.empty() || !failed_.empty();
+    const bool room = num_flights_ < depth();
+    if (room && (!next.batch.empty() || scheduler_.has_requests())) return;
   }
-  waiting_for_batch_ = !in_flight_.empty();
-  const auto empty = [](const InFlight& flight) { return flight.batch.entries.empty(); };
-  stalled_ = !changed && std::all_of(in_flight_.begin(), in_flight_.end(), empty) &&
-             (!scheduler_.running().empty() || !scheduler_.waiting().empty());
+  waiting_for_batch_ = num_flights_ > 0;
+  if (changed) return;
+  stalled_ = scheduler_.num_running() > 0 || !scheduler_.waiting().empty();
+  for (std::size_t i = 0; i < num_flights_; ++i) stalled_ = stalled_ && flight(i).batch.empty();
 }
 
 void Engine::process_results() {
-  InFlight& flight = in_flight_.front();
-  clock_ = std::max(clock_, flight.end);
-  apply_cancels(flight.end);
-  scheduler_.update(flight.batch, results_);
-  in_flight_.pop_front();
+  const InFlight& done = flight(0);
+  clock_ = std::max(clock_, done.end);
+  apply_cancels(done.end);
+  scheduler_.update(done.batch, results_);
+  const bool delivered = !results_.empty() || done.batch.num_lockstep > 0;
+  first_flight_ = (first_flight_ + 1) % flights_.size();
+  --num_flights_;
   waiting_for_batch_ = false;
   for (const Outcome& r : results_) {
     if (r.num_output_tokens == 1) emit(EventKind::first_token, r.id, clock_, 1);
     if (options_.record_tokens) emit(EventKind::token, r.id, clock_, r.num_output_tokens);
     if (r.reason != EndReason::none) emit(EventKind::finished, r.id, clock_, r.num_output_tokens, r.reason);
   }
-  watch_progress(!results_.empty());
+  watch_progress(delivered);
 }
 
 // Two requests can evict each other for ever, in the real engine too. Between two tokens a run can need no more
@@ -162,14 +171,14 @@ void Engine::process_results() {
 void Engine::watch_progress(bool delivered) {
   if (delivered) {
     iterations_without_token_ = 0;
-    livelock_limit_ = 1000;
+    livelock_limit_ = kLeastLivelockLimit;
     return;
   }
   if (++iterations_without_token_ <= livelock_limit_) return;
   std::int64_t tokens = 0;
-  for (const std::int32_t slot : scheduler_.running()) tokens += scheduler_.request(slot).num_tokens();
-  for (const std::int32_t slot : scheduler_.waiting()) tokens += scheduler_.request(slot).num_tokens();
-  livelock_limit_ = 1000 + 2 * tokens;
+  for (const std::int32_t slot : scheduler_.running()) tokens += scheduler_.settled(slot).num_tokens();
+  for (const std::int32_t slot : scheduler_.waiting()) tokens += scheduler_.settled(slot).num_tokens();
+  livelock_limit_ = kLeastLivelockLimit + 2 * tokens;
   if (iterations_without_token_ > livelock_limit_) fail_livelock();
 }
 
@@ -188,12 +197,12 @@ void Engine::fail_livelock() const {
 
 bool Engine::advance_once(Picoseconds limit) {
   if (waiting_for_batch_) {
-    if (in_flight_.front().end > limit) return false;
-    process_results();
+    if (flight(0).end > limit) return false;
+    if (!jump(limit)) process_results();
     return true;
   }
   Picoseconds at = clock_;
-  if (stalled_ || (!scheduler_.has_requests() && in_flight_.empty())) {
+  if (stalled_ || (!scheduler_.has_requests() && num_flights_ == 0)) {
     Picoseconds next = inbox_.empty() ? kNever : inbox_.front().at;
     if (!cancels_.empty()) next = std::min(next, cancels_.front().at);
     if (next == kNever) {
@@ -218,10 +227,12 @@ void Engine::advance_to(Picoseconds t) {
 Picoseconds Engine::next_event() const {
   Engine ahead = *this;
   ahead.events_.clear();
-  while (ahead.events_.empty() && ahead.advance_once(kNever)) {
-  }
   Picoseconds first = kNever;
-  for (const Event& event : ahead.events_) first = std::min(first, event.at);
+  // A step handed over ahead of time, or a cancellation during a step, may be told of after a later event.
+  while (ahead.advance_once(first)) {
+    for (const Event& event : ahead.events_) first = std::min(first, event.at);
+    ahead.events_.clear();
+  }
   return first;
 }
 

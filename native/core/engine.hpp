@@ -1,6 +1,7 @@
 // One serving instance on the simulated clock: scheduler + step time + loop, synchronous or asynchronous.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -58,6 +59,7 @@ class LivelockError : public std::exception {
 struct EngineOptions {
   bool record_tokens = false;  // an event for every token, not only the first
   bool record_steps = false;
+  bool fast = true;  // decodes in lockstep and jumps, where they are exact; off: step and visit every request
 };
 
 class Engine {
@@ -67,7 +69,8 @@ class Engine {
          EngineOptions options = {});
 
   // Hand over a request at `at`, not before the time already advanced to. A request that can never be served is
-  // rejected at that instant, and the answer is false.
+  // rejected at that instant, and the answer is false. Throws std::invalid_argument for a time in the past, a
+  // length below 1 or a prompt whose token runs do not add up to its length.
   bool submit(const Submission& submission);
   // The client leaves at `at`; applied before the results of the step that runs then.
   void cancel(std::int64_t id, Picoseconds at);
@@ -104,6 +107,17 @@ class Engine {
     Picoseconds at = 0;
   };
 
+  static constexpr std::int64_t kLeastLivelockLimit = 1000;
+  static constexpr std::int64_t kLongestJump = std::int64_t{1} << 31;
+
+  InFlight& flight(std::size_t i) { return flights_[(first_flight_ + i) % flights_.size()]; }
+  const InFlight& flight(std::size_t i) const { return flights_[(first_flight_ + i) % flights_.size()]; }
+
+  // fast_forward.cpp: run over a stretch of steps of unchanged composition that ends before the limit; false: none.
+  bool jump(Picoseconds limit);
+  static StepFeatures features_of(const SteadyState& steady, std::int64_t step);
+  BatchEntry partial_entry(const SteadyState& steady, std::int64_t step) const;
+
   bool advance_once(Picoseconds limit);  // false: nothing happens before the limit
   void iterate();                        // take inputs, one pass, perhaps wait for the oldest batch
   void take_inputs();
@@ -126,7 +140,8 @@ class Engine {
 
   std::deque<Submission> inbox_;  // by time, then order of submission
   std::deque<Cancel> cancels_;    // likewise
-  std::deque<InFlight> in_flight_;
+  std::array<InFlight, 2> flights_;  // a ring: batches handed to the device, oldest first
+  std::size_t first_flight_ = 0, num_flights_ = 0;
   Picoseconds now_ = 0;           // advanced to
   Picoseconds clock_ = 0;         // the loop's own time: start of its next iteration
   Picoseconds intake_ = -1;       // inputs up to here were taken
@@ -137,7 +152,7 @@ class Engine {
   std::int64_t num_steps_ = 0;
   Picoseconds busy_time_ = 0;
   std::int64_t iterations_without_token_ = 0;
-  std::int64_t livelock_limit_ = 1000;
+  std::int64_t livelock_limit_ = kLeastLivelockLimit;
 
   std::vector<Event> events_;
   std::vector<StepRecord> steps_;

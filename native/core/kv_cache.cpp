@@ -106,13 +106,64 @@ void BlockPool::release(const std::vector<std::int32_t>& table) {
   }
 }
 
+std::vector<CountedPool::Stretch>::iterator CountedPool::find(std::int32_t slot) {
+  return std::find_if(stretches_.begin(), stretches_.end(), [&](const Stretch& s) { return s.slot == slot; });
+}
+
+void CountedPool::merge(std::vector<Stretch>::iterator it, std::int64_t left) {
+  const std::int64_t dead = it->dead_before + left;
+  it = stretches_.erase(it);
+  if (it != stretches_.end()) it->dead_before += dead;
+}
+
+void CountedPool::evict(std::int64_t count) {
+  while (count > 0 && !stretches_.empty()) {
+    Stretch& first = stretches_.front();
+    const std::int64_t dead = std::min(count, first.dead_before);
+    first.dead_before -= dead;
+    const std::int64_t lost = std::min(count - dead, first.blocks);  // the tail of the request's table goes first
+    first.blocks -= lost;
+    count -= dead + lost;
+    if (first.blocks == 0) stretches_.erase(stretches_.begin());
+  }
+}
+
+void CountedPool::release_preempted(std::int32_t slot, std::int64_t unhashed, std::int64_t hashed) {
+  release(unhashed, 0);
+  if (hashed > 0) {
+    std::int64_t before = num_free_;
+    for (const Stretch& s : stretches_) before -= s.dead_before + s.blocks;
+    stretches_.push_back({slot, hashed, before});
+    num_free_ += hashed;
+  }
+}
+
+std::int64_t CountedPool::kept(std::int32_t slot) const {
+  for (const Stretch& s : stretches_) {
+    if (s.slot == slot) return s.blocks;
+  }
+  return 0;
+}
+
+void CountedPool::reclaim(std::int32_t slot, std::int64_t count) {
+  const auto it = find(slot);
+  if (it == stretches_.end()) return;
+  num_free_ -= count;
+  merge(it, it->blocks - count);
+}
+
+void CountedPool::forget(std::int32_t slot) {
+  const auto it = find(slot);
+  if (it != stretches_.end()) merge(it, it->blocks);
+}
+
 KvCache::KvCache(const SchedulerConfig& config)
     : block_size_(config.block_size),
       max_model_len_(config.max_model_len),
-      exact_(config.enable_prefix_caching || config.track_blocks),
+      exact_(config.track_blocks || (config.enable_prefix_caching && config.shared_prefixes)),
       caching_(config.enable_prefix_caching),
       reserve_full_isl_(config.scheduler_reserve_full_isl),
-      num_free_(config.num_usable_blocks()),
+      counted_(config.num_usable_blocks()),
       pool_(exact_ ? config.num_gpu_blocks : 0) {}
 
 void KvCache::open(std::int32_t slot, const RequestSpec& spec) {
@@ -150,10 +201,11 @@ void KvCache::extend_hashes(Table& t, const RequestState& request, std::int64_t 
 }
 
 std::int64_t KvCache::find_hits(std::int32_t slot, const RequestState& request) {
-  hits_.clear();
   if (!caching_) return 0;
-  Table& t = table(slot);
   const std::int64_t limit = (request.num_tokens() - 1) / block_size_;
+  if (!exact_) return std::min(counted_.kept(slot), limit);
+  hits_.clear();
+  Table& t = table(slot);
   extend_hashes(t, request, limit);
   for (std::int64_t b = 0; b < limit; ++b) {
     const std::int32_t block = pool_.find(t.hashes[static_cast<std::size_t>(b)]);
@@ -163,41 +215,55 @@ std::int64_t KvCache::find_hits(std::int32_t slot, const RequestState& request) 
   return static_cast<std::int64_t>(hits_.size());
 }
 
-bool KvCache::allocate(std::int32_t slot, RequestState& request, std::int64_t tokens, std::int64_t num_hits,
-                       bool admission, std::int64_t watermark) {
-  std::int64_t idle = 0;
-  for (std::int64_t h = 0; h < num_hits; ++h) idle += pool_.idle(hits_[static_cast<std::size_t>(h)]) ? 1 : 0;
+bool KvCache::fits(const RequestState& request, std::int64_t end, std::int64_t num_hits, std::int64_t idle,
+                   bool admission, std::int64_t watermark, std::int64_t free) const {
   const std::int64_t held = num_hits + request.num_blocks;
-  const std::int64_t free = num_free_blocks();
-  const auto blocks_for = [this](std::int64_t t) { return (t + block_size_ - 1) / block_size_; };
   const auto needed = [&](std::int64_t t) { return std::max<std::int64_t>(blocks_for(t) - held, 0) + idle; };
-  if (admission && reserve_full_isl_ &&
-      needed(std::min(request.num_tokens(), max_model_len_)) + watermark > free) {
+  if (admission && reserve_full_isl_ && needed(std::min(request.num_tokens(), max_model_len_)) + watermark > free) {
     return false;
   }
-  const std::int64_t end = request.num_computed_tokens + num_hits * block_size_ + tokens;
-  const std::int64_t covered = std::min(end, max_model_len_);
-  if (needed(covered) + watermark > free) return false;
+  return needed(std::min(end, max_model_len_)) + watermark <= free;
+}
 
-  const std::int64_t fresh = std::max<std::int64_t>(blocks_for(covered) - held, 0);
+bool KvCache::admissible(const RequestState& request, std::int64_t tokens, std::int64_t num_hits,
+                         std::int64_t watermark, std::int64_t taken) const {
+  const std::int64_t end = num_hits * block_size_ + tokens;
+  return fits(request, end, num_hits, num_hits, true, watermark, num_free_blocks() - taken);
+}
+
+bool KvCache::allocate(std::int32_t slot, RequestState& request, std::int64_t tokens, std::int64_t num_hits,
+                       bool admission, std::int64_t watermark) {
+  std::int64_t idle = exact_ ? 0 : num_hits;
+  for (std::int64_t h = 0; exact_ && h < num_hits; ++h) {
+    idle += pool_.idle(hits_[static_cast<std::size_t>(h)]) ? 1 : 0;
+  }
+  const std::int64_t end = request.num_computed_tokens + num_hits * block_size_ + tokens;
+  if (!fits(request, end, num_hits, idle, admission, watermark, num_free_blocks())) return false;
+
+  const std::int64_t held = num_hits + request.num_blocks;
+  const std::int64_t fresh = std::max<std::int64_t>(blocks_for(std::min(end, max_model_len_)) - held, 0);
   request.num_blocks = held + fresh;
-  if (!exact_) {
-    num_free_ -= fresh;
-    return true;
+  if (exact_) {
+    Table& t = table(slot);
+    if (num_hits > 0) {
+      for (const std::int32_t block : hits_) pool_.touch(block);
+      t.blocks.insert(t.blocks.end(), hits_.begin(), hits_.end());
+      t.num_registered = num_hits;
+    }
+    for (std::int64_t i = 0; i < fresh; ++i) t.blocks.push_back(pool_.take());
+  } else {
+    if (num_hits > 0) counted_.reclaim(slot, num_hits);
+    counted_.take(fresh);
   }
-  Table& t = table(slot);
-  if (num_hits > 0) {
-    for (const std::int32_t block : hits_) pool_.touch(block);
-    t.blocks.insert(t.blocks.end(), hits_.begin(), hits_.end());
-    t.num_registered = num_hits;
-  }
-  for (std::int64_t i = 0; i < fresh; ++i) t.blocks.push_back(pool_.take());
   cache_blocks(slot, request, std::min(end, request.num_tokens()));
   return true;
 }
 
-void KvCache::cache_blocks(std::int32_t slot, const RequestState& request, std::int64_t tokens) {
+void KvCache::cache_blocks(std::int32_t slot, RequestState& request, std::int64_t tokens) {
   if (!caching_) return;
+  request.num_registered_tokens =
+      std::max(request.num_registered_tokens, std::min(tokens, request.num_tokens()));
+  if (!exact_) return;
   Table& t = table(slot);
   const std::int64_t full = std::min(tokens, request.num_tokens()) / block_size_;
   extend_hashes(t, request, full);
@@ -207,16 +273,25 @@ void KvCache::cache_blocks(std::int32_t slot, const RequestState& request, std::
   t.num_registered = std::max(t.num_registered, full);
 }
 
-void KvCache::release(std::int32_t slot, RequestState& request) {
+void KvCache::release(std::int32_t slot, RequestState& request, bool preempted) {
   if (exact_) {
     Table& t = table(slot);
     pool_.release(t.blocks);
     t.blocks.clear();
     t.num_registered = 0;
+  } else if (!caching_) {
+    counted_.release(request.num_blocks, 0);
   } else {
-    num_free_ += request.num_blocks;
+    const std::int64_t hashed = request.num_registered_tokens / block_size_;
+    if (preempted) {
+      counted_.release_preempted(slot, request.num_blocks - hashed, hashed);
+    } else {
+      counted_.release(request.num_blocks - hashed, hashed);
+      if (request.num_blocks == 0) counted_.forget(slot);  // it was waiting after a preemption
+    }
   }
   request.num_blocks = 0;
+  request.num_registered_tokens = 0;
 }
 
 }  // namespace simcluster

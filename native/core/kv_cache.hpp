@@ -39,24 +39,70 @@ class BlockPool {
   std::unordered_map<std::uint64_t, std::int32_t> first_of_hash_;
 };
 
+// The same free list by counts, for prompts that share nothing: a cached block can then only serve the preempted
+// request that left it, so the list is a row of such stretches with blocks nobody will ask for between them.
+class CountedPool {
+ public:
+  explicit CountedPool(std::int64_t num_blocks) : num_free_(num_blocks) {}
+
+  std::int64_t num_free() const { return num_free_; }
+  void set_num_free(std::int64_t count) {
+    num_free_ = count;
+    stretches_.clear();
+  }
+  void take(std::int64_t count) {
+    num_free_ -= count;
+    if (!stretches_.empty()) evict(count);
+  }
+  // Blocks without a hash go to the front of the list, those with one to its end.
+  void release(std::int64_t unhashed, std::int64_t hashed) {
+    num_free_ += unhashed + hashed;
+    if (!stretches_.empty()) stretches_.front().dead_before += unhashed;
+  }
+  void release_preempted(std::int32_t slot, std::int64_t unhashed, std::int64_t hashed);
+  std::int64_t kept(std::int32_t slot) const;  // blocks of a preempted request that nobody took
+  void reclaim(std::int32_t slot, std::int64_t count);  // the request takes so many of them back
+  void forget(std::int32_t slot);              // it has ended; they stay in the list
+
+ private:
+  struct Stretch {
+    std::int32_t slot = -1;
+    std::int64_t blocks = 0;
+    std::int64_t dead_before = 0;  // between the stretch before (or the head of the list) and this one
+  };
+
+  void evict(std::int64_t count);
+  std::vector<Stretch>::iterator find(std::int32_t slot);
+  // Remove a stretch; `left` blocks in its place stay, dead.
+  void merge(std::vector<Stretch>::iterator it, std::int64_t left);
+
+  std::int64_t num_free_;
+  std::vector<Stretch> stretches_;
+};
+
 class KvCache {
  public:
   explicit KvCache(const SchedulerConfig& config);
 
-  std::int64_t num_free_blocks() const { return exact_ ? pool_.num_free() : num_free_; }
+  bool exact() const { return exact_; }
+  std::int64_t num_free_blocks() const { return exact_ ? pool_.num_free() : counted_.num_free(); }
   // Only for a restored scheduler that counts: how many blocks are free.
-  void set_num_free_blocks(std::int64_t count) { num_free_ = count; }
+  void set_num_free_blocks(std::int64_t count) { counted_.set_num_free(count); }
 
   void open(std::int32_t slot, const RequestSpec& spec);  // a request takes this slot
   // Leading blocks of the request that are cached now; remembered for the next allocate() call.
   std::int64_t find_hits(std::int32_t slot, const RequestState& request);
+  // Whether an admission of this many tokens would get its blocks if `taken` of the free ones were gone.
+  bool admissible(const RequestState& request, std::int64_t tokens, std::int64_t num_hits, std::int64_t watermark,
+                  std::int64_t taken) const;
   // Blocks for computed + hits + tokens; checks first, changes nothing on failure. An admission also passes the
   // full-prompt check and leaves the watermark. Source: VLLM_SCHEDULER.md 3.3.
   bool allocate(std::int32_t slot, RequestState& request, std::int64_t tokens, std::int64_t num_hits,
                 bool admission, std::int64_t watermark);
-  void release(std::int32_t slot, RequestState& request);
+  void take_counted(std::int64_t blocks) { counted_.take(blocks); }
+  void release(std::int32_t slot, RequestState& request, bool preempted);
   // Hash the full blocks within the first tokens of a request (results of the asynchronous loop).
-  void cache_blocks(std::int32_t slot, const RequestState& request, std::int64_t tokens);
+  void cache_blocks(std::int32_t slot, RequestState& request, std::int64_t tokens);
 
   const std::vector<std::int32_t>& block_table(std::int32_t slot) const {
     return tables_[static_cast<std::size_t>(slot)].blocks;
@@ -73,11 +119,14 @@ class KvCache {
 
   Table& table(std::int32_t slot) { return tables_[static_cast<std::size_t>(slot)]; }
   void extend_hashes(Table& table, const RequestState& request, std::int64_t blocks);
+  std::int64_t blocks_for(std::int64_t tokens) const { return (tokens + block_size_ - 1) / block_size_; }
+  bool fits(const RequestState& request, std::int64_t end, std::int64_t num_hits, std::int64_t idle, bool admission,
+            std::int64_t watermark, std::int64_t free) const;
 
   std::int64_t block_size_, max_model_len_;
   bool exact_, caching_, reserve_full_isl_;
-  std::int64_t num_free_;  // of the counting make
-  BlockPool pool_;         // of the exact make
+  CountedPool counted_;
+  BlockPool pool_;  // of the exact make
   std::vector<Table> tables_;
   std::vector<std::int32_t> hits_;
 };

@@ -14,6 +14,16 @@ struct TokenRun {
   std::int64_t count = 0;
 };
 
+// Whether the runs make up a prompt of this many tokens; no runs stand for any prompt that shares nothing.
+inline bool covers(const std::vector<TokenRun>& prompt, std::int64_t tokens) {
+  if (prompt.empty()) return true;
+  for (const TokenRun& run : prompt) {
+    if (run.count < 1 || run.count > tokens) return false;
+    tokens -= run.count;
+  }
+  return tokens == 0;
+}
+
 // What the engine is told about a request, its true end included.
 struct RequestSpec {
   std::int64_t id = 0;  // unique among the requests of one engine
@@ -49,8 +59,19 @@ struct RequestState {
   std::int64_t priority = 0;
   Picoseconds arrival_time = 0;
   Status status = Status::gone;
+  std::int64_t num_registered_tokens = 0;  // whose full blocks have a hash (prefix caching by counts)
+  std::int64_t sequence = 0;               // order of admission
+  std::int32_t next_running = -1, prev_running = -1;
   bool is_prefill_chunk = false;  // after its last pass the known tokens were not all scheduled
   bool in_batch = false;          // scratch of one pass
+
+  // Lockstep (see scheduler.hpp): while set, the fields above stand as of pass join_pass.
+  bool lockstep = false;
+  bool excluded = false;   // its last token is in flight, no pass schedules it any more (asynchronous loop)
+  bool known_end = false;  // ends where max_tokens or the context limit does, so no pass goes beyond
+  std::int64_t join_pass = 0;
+  std::int64_t join_tokens = 0;  // tokens it computed in that pass
+  std::int64_t last_pass = 0;    // the pass that samples its last token
 
   std::int64_t num_tokens() const { return num_prompt_tokens + num_output_tokens; }
 };
@@ -89,6 +110,10 @@ struct BatchEntry {
 struct Batch {
   std::vector<BatchEntry> entries;
   StepFeatures features;
+  std::int64_t pass = 0;          // number of the pass that made it
+  std::int64_t num_lockstep = 0;  // decodes that have no entry, in front of the entries
+
+  bool empty() const { return entries.empty() && num_lockstep == 0; }
 };
 
 }  // namespace simcluster

@@ -1,16 +1,12 @@
 #include "scheduler.hpp"
 
 #include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "pass.hpp"
 
 namespace simcluster {
-
-struct Scheduler::Pass {
-  std::int64_t budget = 0;
-  std::int64_t threshold = 0;  // cap on the tokens of one prefill; 0: none
-  std::int64_t interval = 1;
-  bool hold = false;           // prefill cadence: no prefill in this pass
-  bool did_prefill = false;
-};
 
 Scheduler::Scheduler(const SchedulerConfig& config)
     : config_(config),
@@ -22,6 +18,13 @@ bool Scheduler::before(const RequestState& a, const RequestState& b) const {
   if (a.priority != b.priority) return a.priority < b.priority;
   if (a.arrival_time != b.arrival_time) return a.arrival_time < b.arrival_time;
   return a.id < b.id;
+}
+
+std::vector<std::int32_t> Scheduler::running() const {
+  std::vector<std::int32_t> slots;
+  slots.reserve(static_cast<std::size_t>(num_running_));
+  for (std::int32_t slot = first_running_; slot >= 0; slot = request(slot).next_running) slots.push_back(slot);
+  return slots;
 }
 
 std::int32_t Scheduler::open_slot(const RequestSpec& spec) {
@@ -49,11 +52,29 @@ std::int32_t Scheduler::open_slot(const RequestSpec& spec) {
 
 void Scheduler::close_slot(std::int32_t slot) {
   RequestState& r = state(slot);
-  kv_.release(slot, r);
+  kv_.release(slot, r, false);
   r.status = Status::gone;
+  r.lockstep = false;
   r.id = -1;
   free_slots_.push_back(slot);
   unflushed_ends_ = true;
+}
+
+void Scheduler::push_running(std::int32_t slot) {
+  RequestState& r = state(slot);
+  r.prev_running = last_running_;
+  r.next_running = -1;
+  r.sequence = sequence_++;
+  (last_running_ >= 0 ? state(last_running_).next_running : first_running_) = slot;
+  last_running_ = slot;
+  ++num_running_;
+}
+
+void Scheduler::erase_running(std::int32_t slot) {
+  const RequestState& r = request(slot);
+  (r.prev_running >= 0 ? state(r.prev_running).next_running : first_running_) = r.next_running;
+  (r.next_running >= 0 ? state(r.next_running).prev_running : last_running_) = r.prev_running;
+  --num_running_;
 }
 
 void Scheduler::push_waiting(std::int32_t slot, bool front) {
@@ -69,42 +90,55 @@ void Scheduler::push_waiting(std::int32_t slot, bool front) {
   }
 }
 
-void Scheduler::add(const RequestSpec& spec) { push_waiting(open_slot(spec), false); }
+void Scheduler::add(const RequestSpec& spec) {
+  if (!covers(spec.prompt, spec.num_prompt_tokens)) {
+    throw std::invalid_argument("the token runs of a prompt do not add up to its length");
+  }
+  if (!spec.prompt.empty() && !config_.shared_prefixes) {
+    throw std::invalid_argument("a prompt has token runs although shared_prefixes is off");
+  }
+  push_waiting(open_slot(spec), false);
+}
 
 std::int64_t Scheduler::abort(std::int64_t id) {
-  const auto same = [&](std::int32_t slot) { return request(slot).id == id; };
-  const auto close = [this](std::int32_t slot) {
-    const std::int64_t delivered = request(slot).num_output_tokens;
+  for (std::int32_t slot = first_running_; slot >= 0; slot = request(slot).next_running) {
+    RequestState& r = state(slot);
+    if (r.id != id) continue;
+    if (r.lockstep) {
+      if (!r.excluded) exclude(r);
+      settle(r);
+    }
+    const std::int64_t delivered = r.num_output_tokens;
+    erase_running(slot);
     close_slot(slot);
     return delivered;
-  };
-  if (const auto it = std::find_if(running_.begin(), running_.end(), same); it != running_.end()) {
-    const std::int32_t slot = *it;
-    running_.erase(it);
-    return close(slot);
   }
-  if (const auto it = std::find_if(waiting_.begin(), waiting_.end(), same); it != waiting_.end()) {
-    const std::int32_t slot = *it;
-    waiting_.erase(it);
-    return close(slot);
-  }
-  return -1;
+  const auto same = [&](std::int32_t slot) { return request(slot).id == id; };
+  const auto it = std::find_if(waiting_.begin(), waiting_.end(), same);
+  if (it == waiting_.end()) return -1;
+  const std::int32_t slot = *it;
+  waiting_.erase(it);
+  const std::int64_t delivered = request(slot).num_output_tokens;
+  close_slot(slot);
+  return delivered;
 }
 
 // 2.0
 Scheduler::Pass Scheduler::prepare() const {
   Pass pass;
   pass.budget = config_.max_num_batched_tokens;
-  const auto resident = static_cast<std::int64_t>(running_.size() + waiting_.size());
+  const std::int64_t resident = num_running_ + static_cast<std::int64_t>(waiting_.size());
   pass.threshold = resident > 1 ? config_.long_prefill_token_threshold : 0;  // a lone request is never capped
   if (pass.threshold > 0 && config_.long_prefill_token_threshold_adaptive) {
     pass.threshold = std::max(pass.threshold, pass.budget / resident);
   }
   // 0.32 applies the cadence under data parallelism only, which is not modelled.
   pass.interval = config_.vllm_version == VllmVersion::v0_32 ? 1 : config_.prefill_schedule_interval;
-  pass.hold = pass.interval > 1 && !capacity_bound_ && num_executed_ + 1 - last_prefill_ < pass.interval &&
-              std::any_of(running_.begin(), running_.end(),
-                          [this](std::int32_t slot) { return !request(slot).is_prefill_chunk; });
+  if (pass.interval > 1 && !capacity_bound_ && num_executed_ + 1 - last_prefill_ < pass.interval) {
+    for (std::int32_t slot = first_running_; slot >= 0; slot = request(slot).next_running) {
+      pass.hold |= !request(slot).is_prefill_chunk;
+    }
+  }
   return pass;
 }
 
@@ -123,13 +157,13 @@ void Scheduler::append(Pass& pass, Batch& batch, std::int32_t slot, std::int64_t
 }
 
 // 2.5, step 1
-std::size_t Scheduler::choose_victim() const {
-  if (config_.policy == Policy::fcfs) return running_.size() - 1;
-  std::size_t victim = 0;
-  for (std::size_t i = 1; i < running_.size(); ++i) {
-    const RequestState& r = request(running_[i]);
-    const RequestState& v = request(running_[victim]);
-    if (std::pair(r.priority, r.arrival_time) > std::pair(v.priority, v.arrival_time)) victim = i;
+std::int32_t Scheduler::choose_victim() const {
+  if (config_.policy == Policy::fcfs) return last_running_;
+  std::int32_t victim = first_running_;
+  for (std::int32_t slot = victim; slot >= 0; slot = request(slot).next_running) {
+    const RequestState& r = request(slot);
+    const RequestState& v = request(victim);
+    if (std::pair(r.priority, r.arrival_time) > std::pair(v.priority, v.arrival_time)) victim = slot;
   }
   return victim;
 }
@@ -137,7 +171,8 @@ std::size_t Scheduler::choose_victim() const {
 // 2.5, step 3
 void Scheduler::preempt(std::int32_t slot) {
   RequestState& r = state(slot);
-  kv_.release(slot, r);
+  erase_running(slot);
+  kv_.release(slot, r, true);
   r.status = Status::preempted;
   r.num_computed_tokens = 0;
   r.num_output_placeholders = 0;
@@ -149,30 +184,23 @@ void Scheduler::preempt(std::int32_t slot) {
 
 // 2.1
 void Scheduler::schedule_running(Pass& pass, Batch& batch, std::vector<Outcome>& preempted) {
-  std::size_t i = 0;
-  while (i < running_.size() && pass.budget > 0) {
-    const std::int32_t slot = running_[i];
+  std::int32_t slot = first_running_;
+  while (slot >= 0 && pass.budget > 0) {
     RequestState& r = state(slot);
     const bool last_in_flight = r.num_output_placeholders > 0 &&
                                 r.num_computed_tokens + 2 - r.num_output_placeholders >=
                                     r.num_prompt_tokens + r.max_tokens;
-    if (last_in_flight || (pass.hold && r.is_prefill_chunk)) {
-      ++i;
-      continue;
-    }
     std::int64_t n = r.num_tokens() + r.num_output_placeholders - r.num_computed_tokens;
     if (pass.threshold > 0) n = std::min(n, pass.threshold);
     n = std::min({n, pass.budget, config_.max_model_len - r.num_computed_tokens - 1});
-    if (n <= 0) {
-      ++i;
+    if (last_in_flight || (pass.hold && r.is_prefill_chunk) || n <= 0) {
+      slot = r.next_running;
       continue;
     }
+    std::int32_t next = r.next_running;
     bool evicted_itself = false;
-    while (!kv_.allocate(slot, r, n, 0, false, 0)) {
-      const std::size_t v = choose_victim();
-      const std::int32_t victim = running_[v];
-      running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(v));
-      if (v < i) --i;
+    while (!evicted_itself && !kv_.allocate(slot, r, n, 0, false, 0)) {
+      const std::int32_t victim = choose_victim();
       if (state(victim).in_batch) {  // only under the priority policy: its tokens return to the budget
         const auto entry = std::find_if(batch.entries.begin(), batch.entries.end(),
                                         [&](const BatchEntry& e) { return e.slot == victim; });
@@ -180,28 +208,26 @@ void Scheduler::schedule_running(Pass& pass, Batch& batch, std::vector<Outcome>&
         batch.entries.erase(entry);
         state(victim).in_batch = false;
       }
+      if (victim == next) next = state(victim).next_running;
       preempted.push_back({state(victim).id, state(victim).num_output_tokens});
       preempt(victim);
-      if (victim == slot) {
-        evicted_itself = true;
-        break;
-      }
+      evicted_itself = victim == slot;
     }
     if (evicted_itself) {
-      if (config_.policy == Policy::priority && config_.vllm_version != VllmVersion::v0_32) continue;
-      break;
+      if (config_.policy == Policy::fcfs || config_.vllm_version == VllmVersion::v0_32) break;
+    } else {
+      pass.did_prefill |= r.is_prefill_chunk;
+      append(pass, batch, slot, n, false);
+      next = r.next_running;
     }
-    pass.did_prefill |= r.is_prefill_chunk;
-    append(pass, batch, slot, n, false);
-    ++i;
+    slot = next;
   }
 }
 
 // 2.2
 void Scheduler::admit_waiting(Pass& pass, Batch& batch, std::vector<Outcome>& failed) {
-  const auto limit = static_cast<std::size_t>(
-      config_.max_num_active_seqs > 0 ? config_.max_num_active_seqs : config_.max_num_seqs);
-  while (pass.budget > 0 && !waiting_.empty() && running_.size() < limit) {
+  const std::int64_t limit = config_.max_num_active_seqs > 0 ? config_.max_num_active_seqs : config_.max_num_seqs;
+  while (pass.budget > 0 && !waiting_.empty() && num_running_ < limit) {
     const std::int32_t slot = waiting_.front();
     RequestState& r = state(slot);
     if (config_.blocks_for(std::min(r.num_tokens(), config_.max_model_len)) > config_.num_usable_blocks()) {
@@ -218,9 +244,9 @@ void Scheduler::admit_waiting(Pass& pass, Batch& batch, std::vector<Outcome>& fa
     if (pass.threshold > 0) n = std::min(n, pass.threshold);
     if (!config_.enable_chunked_prefill && n > pass.budget) break;
     n = std::min(n, pass.budget);
-    if (!kv_.allocate(slot, r, n, hits, true, running_.empty() ? 0 : watermark_blocks_)) break;
+    if (!kv_.allocate(slot, r, n, hits, true, num_running_ == 0 ? 0 : watermark_blocks_)) break;
     waiting_.pop_front();
-    running_.push_back(slot);
+    push_running(slot);
     r.num_computed_tokens = hit_tokens;
     if (r.status == Status::preempted) {
       prefix_stats_.preempted_queries += r.num_tokens();
@@ -239,7 +265,7 @@ void Scheduler::admit_waiting(Pass& pass, Batch& batch, std::vector<Outcome>& fa
 
 // 2.7
 void Scheduler::finish_pass(const Pass& pass, Batch& batch) {
-  if (!batch.entries.empty()) ++num_executed_;
+  if (!batch.empty()) ++num_executed_;
   if (pass.interval > 1 && pass.did_prefill) last_prefill_ = num_executed_;
   for (BatchEntry& entry : batch.entries) {
     RequestState& r = state(entry.slot);
@@ -251,18 +277,25 @@ void Scheduler::finish_pass(const Pass& pass, Batch& batch) {
     if (r.is_prefill_chunk) continue;
     entry.sample_index = r.num_sampled_tokens++;
     if (config_.async_scheduling) r.num_output_placeholders += 1;
+    if (lockstep_) join(entry);
   }
   unflushed_ends_ = false;
+  ++pass_;
 }
 
-void Scheduler::schedule(Batch& batch, std::vector<Outcome>& preempted,
+void Scheduler::schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted,
                          std::vector<Outcome>& failed) {
   batch.entries.clear();
   batch.features = StepFeatures{};
+  batch.pass = pass_;
+  batch.num_lockstep = 0;
   preempted.clear();
   failed.clear();
   Pass pass = prepare();
-  schedule_running(pass, batch, preempted);
+  if (!lockstep_ || !schedule_lockstep(pass, batch)) {
+    if (lockstep_) settle_all(in_flight);
+    schedule_running(pass, batch, preempted);
+  }
   if (preempted.empty()) admit_waiting(pass, batch, failed);  // a victim closes admission for the whole pass
   finish_pass(pass, batch);
 }
@@ -273,38 +306,45 @@ EndReason Scheduler::end_reason(const RequestState& r) const {
   return EndReason::none;
 }
 
+void Scheduler::update_entry(const BatchEntry& entry, std::int64_t pass, std::vector<Outcome>& results) {
+  RequestState& r = state(entry.slot);
+  if (r.id != entry.id) return;  // ended or aborted meanwhile
+  if (r.lockstep && r.join_pass == pass) {
+    // Its fields stand as of this pass; what came of it since follows from the number of results processed.
+    if (entry.sample_index < 0) return;
+    const RequestState now = settled(entry.slot);
+    results.push_back({r.id, now.num_output_tokens, EndReason::none});
+    return;
+  }
+  r.num_inflight_tokens -= entry.num_tokens;
+  const bool stale = r.num_stale_tokens > 0;
+  if (stale) r.num_stale_tokens -= entry.num_tokens;
+  if (entry.sample_index < 0) return;
+  const bool was_running = r.status == Status::running;
+  const bool had_placeholder = r.num_output_placeholders > 0;
+  r.num_output_tokens += 1;
+  if (!stale && had_placeholder) {
+    r.num_output_placeholders -= 1;
+    // Blocks filled by tokens in flight get their hash only now that the tokens are known.
+    if (was_running) kv_.cache_blocks(entry.slot, r, r.num_computed_tokens - r.num_inflight_tokens);
+  }
+  const EndReason reason = end_reason(r);
+  results.push_back({r.id, r.num_output_tokens, reason});
+  if (reason == EndReason::none) return;
+  if (was_running) {
+    erase_running(entry.slot);
+  } else {
+    waiting_.erase(std::find(waiting_.begin(), waiting_.end(), entry.slot));
+  }
+  close_slot(entry.slot);
+}
+
 // 4.1
 void Scheduler::update(const Batch& batch, std::vector<Outcome>& results) {
   results.clear();
-  bool ended_running = false;
-  for (const BatchEntry& entry : batch.entries) {
-    RequestState& r = state(entry.slot);
-    if (r.id != entry.id) continue;  // ended or aborted meanwhile
-    r.num_inflight_tokens -= entry.num_tokens;
-    const bool stale = r.num_stale_tokens > 0;
-    if (stale) r.num_stale_tokens -= entry.num_tokens;
-    if (entry.sample_index < 0) continue;
-    const bool was_running = r.status == Status::running;
-    const bool had_placeholder = r.num_output_placeholders > 0;
-    r.num_output_tokens += 1;
-    if (!stale && had_placeholder) {
-      r.num_output_placeholders -= 1;
-      // Blocks filled by tokens in flight get their hash only now that the tokens are known.
-      if (was_running) kv_.cache_blocks(entry.slot, r, r.num_computed_tokens - r.num_inflight_tokens);
-    }
-    const EndReason reason = end_reason(r);
-    results.push_back({r.id, r.num_output_tokens, reason});
-    if (reason == EndReason::none) continue;
-    if (was_running) {
-      ended_running = true;
-    } else {
-      waiting_.erase(std::find(waiting_.begin(), waiting_.end(), entry.slot));
-    }
-    close_slot(entry.slot);
-  }
-  if (ended_running) {
-    std::erase_if(running_, [this](std::int32_t slot) { return request(slot).status == Status::gone; });
-  }
+  results_ = batch.pass + 1;
+  for (const BatchEntry& entry : batch.entries) update_entry(entry, batch.pass, results);
+  if (lockstep_) finish_lockstep(batch.pass, results);
 }
 
 }  // namespace simcluster

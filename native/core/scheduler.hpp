@@ -1,11 +1,15 @@
 // vLLM's V1 scheduler for a text model: the single source of truth of the simulator, the SFS estimator and the
 // mock server. A copyable value: a copy is a fork of the future. Section numbers refer to the rules as laid down in
 // docs/scheduler.md.
+//
+// Lockstep. Under FCFS without a cap or a cadence of prefills every decoding request gets one token in every pass, so
+// a pass need not visit them: its position is "tokens when it joined + passes since", its end a known pass, and its
+// need of a new block follows from a residue. The fields of such a request stand as of the pass it joined; settled()
+// gives the present ones. A pass that has to preempt, and every pass of other configurations, visits all of them.
 #pragma once
 
 #include <cstdint>
 #include <deque>
-#include <utility>
 #include <vector>
 
 #include "config.hpp"
@@ -26,26 +30,55 @@ struct PrefixStats {
   std::int64_t preempted_queries = 0, preempted_hits = 0;  // tokens, admissions after a preemption
 };
 
+// What repeats in a stretch of passes that admit, end and preempt nobody.
+struct SteadyState {
+  std::int64_t passes = 0;         // at most so many; 0: the next pass is not of this kind
+  std::int64_t num_decodes = 0;
+  std::int64_t decode_context = 0;  // of the first pass; grows by num_decodes
+  std::int64_t chunk = 0;           // prefill tokens of the one partial prefill; 0: none
+  std::int64_t chunk_start = 0;     // of the first pass; grows by chunk
+};
+
 class Scheduler {
  public:
   explicit Scheduler(const SchedulerConfig& config);
 
+  // From now on leave decodes in lockstep out of batches and results, where the configuration allows it.
+  void use_lockstep();
+
+  // Throws std::invalid_argument if the token runs of the prompt do not add up to its length, or are given where
+  // prompts were said to share nothing.
   void add(const RequestSpec& spec);
   // Client abort; the output tokens delivered so far, or -1 if no such request is resident.
   std::int64_t abort(std::int64_t id);
   // Anything waiting, running, or ended but not yet flushed to the workers.
-  bool has_requests() const { return !running_.empty() || !waiting_.empty() || unflushed_ends_; }
+  bool has_requests() const { return num_running_ > 0 || !waiting_.empty() || unflushed_ends_; }
 
   // One pass. Fills `batch`, `preempted` (in order of eviction) and `failed` (those that can never fit).
-  void schedule(Batch& batch, std::vector<Outcome>& preempted, std::vector<Outcome>& failed);
-  // Results of a batch, in batch order.
+  // `in_flight`: the batch before, if its results are still to come (asynchronous loop), else null.
+  void schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted, std::vector<Outcome>& failed);
+  // Results of a batch, in batch order. Tokens of decodes in lockstep are told only where they end a request.
   void update(const Batch& batch, std::vector<Outcome>& results);
 
+  // A stretch of passes, each followed or preceded by results, that change counters alone.
+  SteadyState steady_state(std::size_t depth);
+  // Make `passes` such passes, and process as many results.
+  void skip(const SteadyState& steady, std::int64_t passes, std::size_t depth);
+  // The one prefill that is not finished; -1 if none.
+  std::int32_t partial_prefill() const;
+
   const SchedulerConfig& config() const { return config_; }
-  const std::vector<std::int32_t>& running() const { return running_; }
+  std::int64_t num_running() const { return num_running_; }
+  std::vector<std::int32_t> running() const;  // in order
   const std::deque<std::int32_t>& waiting() const { return waiting_; }
+  // As stored; what never changes after admission is right in lockstep too.
   const RequestState& request(std::int32_t slot) const { return slots_[static_cast<std::size_t>(slot)]; }
+  // As it is now.
+  RequestState settled(std::int32_t slot) const;
+  // Members of a batch in front of its entries, spelled out.
+  std::vector<BatchEntry> lockstep_entries(const Batch& batch) const;
   std::int64_t num_free_blocks() const { return kv_.num_free_blocks(); }
+  std::int64_t num_passes() const { return pass_; }
   const std::vector<std::int32_t>& block_table(std::int32_t slot) const { return kv_.block_table(slot); }
   const PrefixStats& prefix_stats() const { return prefix_stats_; }
   std::int64_t num_preemptions() const { return num_preemptions_; }
@@ -54,33 +87,71 @@ class Scheduler {
   friend struct Snapshot;  // captures and restores the whole state
 
   struct Pass;  // scratch of one pass
+  struct End {  // of a request in lockstep
+    std::int64_t pass = 0;
+    std::int64_t sequence = 0;
+    std::int32_t slot = -1;
+  };
+  struct Lockstep {
+    std::int64_t size = 0;                 // decodes of the next pass
+    std::int64_t sum_context = 0;          // their computed tokens
+    std::vector<std::int64_t> by_residue;  // how many need a block in passes of each residue
+    std::vector<End> ends;                 // heap, earliest on top; entries of others are stale
+    std::vector<End> ending;               // their last token is in flight (asynchronous loop), by sequence
+  };
 
   RequestState& state(std::int32_t slot) { return slots_[static_cast<std::size_t>(slot)]; }
   std::int32_t open_slot(const RequestSpec& spec);
   void close_slot(std::int32_t slot);
+  void push_running(std::int32_t slot);
+  void erase_running(std::int32_t slot);
   void push_waiting(std::int32_t slot, bool front);
   bool before(const RequestState& a, const RequestState& b) const;  // order of the priority queue
 
   Pass prepare() const;
   void schedule_running(Pass& pass, Batch& batch, std::vector<Outcome>& preempted);
   void admit_waiting(Pass& pass, Batch& batch, std::vector<Outcome>& failed);
-  std::size_t choose_victim() const;
+  std::int32_t choose_victim() const;
   void preempt(std::int32_t slot);
   void append(Pass& pass, Batch& batch, std::int32_t slot, std::int64_t tokens, bool admitted);
   void finish_pass(const Pass& pass, Batch& batch);
   EndReason end_reason(const RequestState& request) const;
+  void update_entry(const BatchEntry& entry, std::int64_t pass, std::vector<Outcome>& results);
+
+  // lockstep.cpp
+  bool live(const End& end) const;
+  std::size_t residue(std::int64_t shift) const;
+  void exclude(RequestState& request);
+  void join(const BatchEntry& entry);
+  void settle(RequestState& request) const;
+  void settle_all(Batch* in_flight);
+  void forget_lockstep();
+  void collect_ending();
+  bool schedule_lockstep(Pass& pass, Batch& batch);  // false: somebody must be preempted, nothing was changed
+  void finish_lockstep(std::int64_t pass, std::vector<Outcome>& results);
+  void drop_stale_ends();
+  bool all_in_lockstep(std::int32_t partial) const;
+  bool can_admit(std::int64_t budget, std::int64_t taken);
+  std::int64_t blocks_needed(const SteadyState& steady, std::int64_t passes) const;
+  std::int64_t affordable(const SteadyState& steady, std::int64_t passes) const;
 
   SchedulerConfig config_;
   KvCache kv_;
   std::vector<RequestState> slots_;
   std::vector<std::int32_t> free_slots_;
-  std::vector<std::int32_t> running_;  // admission order, never re-sorted
-  std::deque<std::int32_t> waiting_;   // FCFS: arrival order, victims in front; priority: sorted by key
+  std::int32_t first_running_ = -1, last_running_ = -1;  // linked, in order of admission, never re-sorted
+  std::int64_t num_running_ = 0;
+  std::deque<std::int32_t> waiting_;  // FCFS: arrival order, victims in front; priority: sorted by key
   std::int64_t watermark_blocks_ = 0;
+  bool lockstep_ = false;
+  Lockstep group_;
   bool unflushed_ends_ = false;
-  bool capacity_bound_ = false;        // prefill cadence: the last pass left requests waiting
-  std::int64_t num_executed_ = 0;      // prefill cadence: non-empty batches so far
-  std::int64_t last_prefill_ = 0;      // prefill cadence: value of num_executed_ at the last prefill
+  bool capacity_bound_ = false;    // prefill cadence: the last pass left requests waiting
+  std::int64_t num_executed_ = 0;  // prefill cadence: non-empty batches so far
+  std::int64_t last_prefill_ = 0;  // prefill cadence: value of num_executed_ at the last prefill
+  std::int64_t pass_ = 0;          // number of the next pass
+  std::int64_t results_ = 0;       // results of all passes before this one are processed
+  std::int64_t sequence_ = 0;
   std::int64_t num_preemptions_ = 0;
   PrefixStats prefix_stats_;
 };

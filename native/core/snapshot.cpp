@@ -17,29 +17,32 @@ Snapshot Snapshot::capture(const Engine& engine) {
   shot.num_executed = s.num_executed_;
   shot.last_prefill = s.last_prefill_;
   shot.num_free_blocks = s.num_free_blocks();
-  shot.num_running = static_cast<std::int64_t>(s.running_.size());
+  shot.num_running = s.num_running_;
 
   std::vector<std::int32_t> index_of_slot(s.slots_.size(), -1);
-  shot.requests.reserve(s.running_.size() + s.waiting_.size());
+  shot.requests.reserve(static_cast<std::size_t>(s.num_running_) + s.waiting_.size());
   const auto publish = [&](std::int32_t slot) {
     index_of_slot[static_cast<std::size_t>(slot)] = static_cast<std::int32_t>(shot.requests.size());
-    RequestState r = s.request(slot);
+    RequestState r = s.settled(slot);
     r.max_tokens = 0;  // the true end stays hidden
     r.eos_at = 0;
     shot.requests.push_back(r);
   };
-  for (const std::int32_t slot : s.running_) publish(slot);
+  for (const std::int32_t slot : s.running()) publish(slot);
   for (const std::int32_t slot : s.waiting_) publish(slot);
 
-  for (const Engine::InFlight& flight : engine.in_flight_) {
+  for (std::size_t i = 0; i < engine.num_flights_; ++i) {
+    const Engine::InFlight& flight = engine.flight(i);
     BatchInFlight batch;
     batch.start = flight.start;
     batch.features = flight.batch.features;
-    for (const BatchEntry& entry : flight.batch.entries) {
+    const auto add = [&](const BatchEntry& entry) {
       const bool here = s.request(entry.slot).id == entry.id;
       batch.entries.push_back({here ? index_of_slot[static_cast<std::size_t>(entry.slot)] : -1,
                                entry.num_tokens, entry.sample_index});
-    }
+    };
+    for (const BatchEntry& entry : s.lockstep_entries(flight.batch)) add(entry);
+    for (const BatchEntry& entry : flight.batch.entries) add(entry);
     shot.in_flight.push_back(std::move(batch));
   }
   return shot;
@@ -51,9 +54,15 @@ void Snapshot::restore(Engine& engine, const std::vector<ExpectedEnd>& ends) con
     throw std::invalid_argument("as many expected ends are needed as the snapshot has requests");
   }
   Scheduler& s = engine.scheduler_;
+  if (s.kv_.exact()) {
+    throw std::invalid_argument(
+        "a snapshot holds no block identities; restore it with enable_prefix_caching and track_blocks off");
+  }
+  if (s.lockstep_) s.forget_lockstep();
   s.slots_ = requests;
   s.free_slots_.clear();
-  s.running_.clear();
+  s.first_running_ = s.last_running_ = -1;
+  s.num_running_ = 0;
   s.waiting_.clear();
   for (std::size_t i = 0; i < requests.size(); ++i) {
     RequestState& r = s.slots_[i];
@@ -62,7 +71,7 @@ void Snapshot::restore(Engine& engine, const std::vector<ExpectedEnd>& ends) con
     r.eos_at = ends[i].by_length ? 0 : last;
     const auto slot = static_cast<std::int32_t>(i);
     if (static_cast<std::int64_t>(i) < num_running) {
-      s.running_.push_back(slot);
+      s.push_running(slot);
     } else {
       s.waiting_.push_back(slot);
     }
@@ -72,10 +81,12 @@ void Snapshot::restore(Engine& engine, const std::vector<ExpectedEnd>& ends) con
   s.num_executed_ = num_executed;
   s.last_prefill_ = last_prefill;
   s.kv_.set_num_free_blocks(num_free_blocks);
+  s.pass_ = static_cast<std::int64_t>(in_flight.size());
+  s.results_ = 0;
 
   engine.inbox_.clear();
   engine.cancels_.clear();
-  engine.in_flight_.clear();
+  engine.first_flight_ = engine.num_flights_ = 0;
   engine.events_.clear();
   engine.now_ = std::max<Picoseconds>(intake, 0);
   engine.clock_ = boundary;
@@ -86,8 +97,12 @@ void Snapshot::restore(Engine& engine, const std::vector<ExpectedEnd>& ends) con
   engine.livelock_limit_ = 1000;
   engine.device_free_ = boundary;
   for (const BatchInFlight& batch : in_flight) {
-    Engine::InFlight& flight = engine.in_flight_.emplace_back();
+    const bool first = engine.num_flights_ == 0;
+    Engine::InFlight& flight = engine.flight(engine.num_flights_);
     flight.batch.features = batch.features;
+    flight.batch.entries.clear();
+    flight.batch.num_lockstep = 0;
+    flight.batch.pass = static_cast<std::int64_t>(engine.num_flights_++);
     for (const Entry& entry : batch.entries) {
       if (entry.request < 0) continue;
       BatchEntry e;
@@ -98,7 +113,6 @@ void Snapshot::restore(Engine& engine, const std::vector<ExpectedEnd>& ends) con
       flight.batch.entries.push_back(e);
     }
     const StepTimeModel& model = engine.step_time_;
-    const bool first = &batch == &in_flight.front();
     flight.start = first ? batch.start : engine.device_free_;
     flight.end = flight.start;
     if (batch.features.num_tokens > 0) {

@@ -50,7 +50,8 @@ struct Snapshot {
 
   // Continue on `engine`, whose configuration and believed step time stay. ends (n,) says how requests[i] is
   // expected to end; one that has already produced as much goes on for one token.
-  // Throws std::invalid_argument for another layout version or another number of ends.
+  // Throws std::invalid_argument for another layout version, another number of ends, or an engine that keeps block
+  // identities (prefix caching or track_blocks).
   void restore(Engine& engine, const std::vector<ExpectedEnd>& ends) const;
 };
 

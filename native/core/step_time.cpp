@@ -21,7 +21,7 @@ Picoseconds StepTimeModel::device_time(const StepFeatures& f) const {
   Wide t = b0;
   t += static_cast<Wide>(b1) * f.num_tokens;
   t += static_cast<Wide>(b1x) * std::max<std::int64_t>(f.num_tokens - hinge_tokens, 0);
-  t += static_cast<Wide>(f.num_prefills > 0 ? b2 + b4 : b2) * f.sum_decode_context;
+  t += (static_cast<Wide>(b2) + (f.num_prefills > 0 ? b4 : 0)) * f.sum_decode_context;
   t += static_cast<Wide>(b3) * f.prefill_attention;
   t += static_cast<Wide>(b5) * f.num_prefills;
   return checked(t);

@@ -25,6 +25,13 @@ Submission submission_of(const Dispatch& d) {
   return s;
 }
 
+// Known tokens without a processed result. A decoding request misses only its newest token.
+std::int64_t prefill_left(const RequestState& r) {
+  const std::int64_t processed = r.num_computed_tokens - (r.num_inflight_tokens - r.num_stale_tokens);
+  const std::int64_t missing = r.num_tokens() - processed;
+  return r.num_output_tokens > 0 && missing <= 1 ? 0 : missing;
+}
+
 }  // namespace
 
 InstanceView::InstanceView(SchedulerConfig config, const StepTimeModel& believed, std::int64_t mean_output,
@@ -62,7 +69,41 @@ ExpectedEnd InstanceView::expected_end(std::int64_t id) const {
   const auto it = std::lower_bound(seen_.begin(), seen_.end(), id,
                                    [](const Dispatch& d, std::int64_t wanted) { return d.id < wanted; });
   if (it == seen_.end() || it->id != id) return {mean_output_, false};
-  return {it->predicted_output, it->ends_by_length};
+  return end_of(*it);
+}
+
+// As the engine takes it: an explicit max_tokens is where a request without an EOS ends.
+ExpectedEnd InstanceView::end_of(const Dispatch& d) {
+  return {d.ends_by_length && d.max_tokens > 0 ? d.max_tokens : d.predicted_output, d.ends_by_length};
+}
+
+std::int64_t InstanceView::prefill_tokens_left() const {
+  std::int64_t left = 0;
+  for (const RequestState& r : snapshot_->requests) left += prefill_left(r);
+  if (overlay_) {
+    for (const Dispatch& d : unseen_) left += d.prompt_tokens;
+  }
+  return left;
+}
+
+std::int64_t InstanceView::decode_tokens_left() const {
+  std::int64_t left = 0;
+  const auto add = [&](std::int64_t expected, std::int64_t limit, std::int64_t delivered) {
+    const std::int64_t last = std::max(expected, delivered + 1);
+    left += std::max<std::int64_t>((limit > 0 ? std::min(last, limit) : last) - delivered, 0);
+  };
+  for (const RequestState& r : snapshot_->requests) {
+    add(expected_end(r.id).output_tokens, r.visible_max_tokens, r.num_output_tokens);
+  }
+  if (overlay_) {
+    for (const Dispatch& d : unseen_) add(end_of(d).output_tokens, d.max_tokens, 0);
+  }
+  return left;
+}
+
+double InstanceView::kv_usage() const {
+  const auto usable = static_cast<double>(engine_.scheduler().config().num_usable_blocks());
+  return 1.0 - static_cast<double>(snapshot_->num_free_blocks) / usable;
 }
 
 Picoseconds InstanceView::estimate_first_token(const Dispatch& candidate) {

@@ -39,11 +39,20 @@ class InstanceView {
   std::int64_t num_dispatched_since() const { return static_cast<std::int64_t>(unseen_.size()); }
   const Snapshot& snapshot() const { return *snapshot_; }
 
+  // Tokens still to be computed before every resident request decodes: what is left of the prompts, recomputation
+  // after a preemption included. Prefix hits are known only of admitted requests. A step that runs counts as undone.
+  std::int64_t prefill_tokens_left() const;
+  // Output tokens still expected of every resident request, by own predictions, else by `mean_output`.
+  std::int64_t decode_tokens_left() const;
+  // Share of the KV blocks in use at the snapshot.
+  double kv_usage() const;
+
   // When the first token of the candidate would be processed; kNever if the instance cannot serve it.
   Picoseconds estimate_first_token(const Dispatch& candidate);
 
  private:
   ExpectedEnd expected_end(std::int64_t id) const;
+  static ExpectedEnd end_of(const Dispatch& dispatch);
 
   std::int64_t mean_output_;
   bool overlay_;

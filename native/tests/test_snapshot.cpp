@@ -1,0 +1,113 @@
+#include <memory>
+#include <stdexcept>
+#include <tuple>
+
+#include "check.hpp"
+#include "helpers.hpp"
+#include "snapshot.hpp"
+#include "view.hpp"
+
+using namespace simcluster;
+using namespace simcluster::testing;
+
+namespace {
+
+bool same_events(const std::vector<Event>& a, const std::vector<Event>& b) {
+  if (a.size() != b.size()) return false;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i].id != b[i].id || a[i].at != b[i].at || a[i].value != b[i].value || a[i].kind != b[i].kind ||
+        a[i].reason != b[i].reason) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Two running requests, one waiting behind them; the outputs are 6, 6 and 2 tokens.
+Engine busy(bool async) {
+  SchedulerConfig config = plain(async, 8);
+  config.max_num_seqs = 2;
+  Engine engine(config, u_step(), {}, EngineOptions{true, true});
+  engine.submit(ask(0, 0, 4, 6));
+  engine.submit(ask(1, 3 * kMs, 6, 6));
+  engine.submit(ask(2, 5 * kMs, 3, 2));
+  return engine;
+}
+
+std::vector<ExpectedEnd> true_ends(const Snapshot& shot) {
+  std::vector<ExpectedEnd> ends;
+  for (const RequestState& r : shot.requests) ends.push_back({r.id == 2 ? 2 : 6, false});
+  return ends;
+}
+
+void a_restored_engine_continues_exactly() {
+  for (const bool async : {false, true}) {
+    for (Picoseconds t = 6 * kMs; t < 150 * kMs; t += kMs / 2) {
+      Engine engine = busy(async);
+      engine.advance_to(t);
+      engine.events().clear();
+      const Snapshot shot = Snapshot::capture(engine);
+      Engine copy(engine.scheduler().config(), u_step(), {}, EngineOptions{true, true});
+      shot.restore(copy, true_ends(shot));
+      for (std::int64_t id = 1; id < 3; ++id) {  // what had not reached the engine is not in the snapshot
+        const Picoseconds at = id == 1 ? 3 * kMs : 5 * kMs;
+        if (at > shot.intake) copy.submit(ask(id, at, id == 1 ? 6 : 3, id == 1 ? 6 : 2));
+      }
+      engine.drain();
+      copy.drain();
+      CHECK(same_events(engine.events(), copy.events()));
+      CHECK(copy.scheduler().num_free_blocks() == 8);
+    }
+  }
+}
+
+void a_snapshot_hides_the_true_ends() {
+  Engine engine = busy(false);
+  engine.advance_to(30 * kMs);
+  const Snapshot shot = Snapshot::capture(engine);
+  CHECK(shot.requests.size() == 3 && shot.num_running == 2);
+  for (const RequestState& r : shot.requests) CHECK(r.max_tokens == 0 && r.eos_at == 0);
+}
+
+void what_cannot_be_restored_is_refused() {
+  Engine engine = busy(false);
+  engine.advance_to(30 * kMs);
+  Snapshot shot = Snapshot::capture(engine);
+  Engine copy(plain(false, 8), u_step());
+  CHECK(throws<std::invalid_argument>([&] { shot.restore(copy, {}); }));
+  SchedulerConfig exact = plain(false, 8);
+  exact.track_blocks = true;
+  Engine with_tables(exact, u_step());
+  CHECK(throws<std::invalid_argument>([&] { shot.restore(with_tables, true_ends(shot)); }));
+  shot.version += 1;
+  CHECK(throws<std::invalid_argument>([&] { shot.restore(copy, true_ends(shot)); }));
+}
+
+void an_estimate_from_a_fresh_snapshot_is_what_happens() {
+  for (const bool async : {false, true}) {
+    for (Picoseconds t = 0; t < 150 * kMs; t += kMs) {
+      Engine engine = busy(async);
+      InstanceView view(engine.scheduler().config(), u_step(), 3, true);
+      for (const auto& [id, at, prompt, output] :
+           {std::tuple{0, 0, 4, 6}, std::tuple{1, 3, 6, 6}, std::tuple{2, 5, 3, 2}}) {
+        view.record_dispatch({id, prompt, output, -1, false, 0, 0, at * kMs});
+      }
+      engine.advance_to(t);
+      view.refresh(std::make_shared<const Snapshot>(Snapshot::capture(engine)));
+      const Picoseconds estimate = view.estimate_first_token({9, 5, 4, -1, false, 0, 0, t});
+      CHECK(estimate == view.estimate_first_token({9, 5, 4, -1, false, 0, 0, t}));  // nothing is left behind
+      engine.submit(ask(9, t, 5, 4));
+      CHECK(estimate == engine.run_to_first_token(9));
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  a_restored_engine_continues_exactly();
+  a_snapshot_hides_the_true_ends();
+  what_cannot_be_restored_is_refused();
+  an_estimate_from_a_fresh_snapshot_is_what_happens();
+  return report("snapshot");
+}

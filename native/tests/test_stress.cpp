@@ -1,0 +1,125 @@
+// Random engines under the sanitizers: nothing is lost, no block leaks, and copies agree with their origin.
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <memory>
+
+#include "check.hpp"
+#include "helpers.hpp"
+#include "snapshot.hpp"
+#include "view.hpp"
+
+using namespace simcluster;
+using namespace simcluster::testing;
+
+namespace {
+
+// Fixed, so that every run and every machine tries the same.
+struct Lcg {
+  std::uint64_t state;
+  std::int64_t below(std::int64_t n) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    return static_cast<std::int64_t>((state >> 33) % static_cast<std::uint64_t>(n));
+  }
+  bool once_in(std::int64_t n) { return below(n) == 0; }
+};
+
+SchedulerConfig random_config(Lcg& draw) {
+  SchedulerConfig config;
+  config.async_scheduling = draw.once_in(2);
+  config.enable_prefix_caching = draw.once_in(2);
+  config.track_blocks = draw.once_in(4);
+  config.policy = draw.once_in(3) ? Policy::priority : Policy::fcfs;
+  config.vllm_version = draw.once_in(4) ? VllmVersion::v0_32 : VllmVersion::v0_33;
+  config.block_size = 1 + draw.below(6);
+  config.num_gpu_blocks = 3 + draw.below(40);
+  config.max_num_batched_tokens = 1 + draw.below(40);
+  config.max_num_seqs = 1 + draw.below(12);
+  config.max_num_active_seqs = draw.once_in(4) ? 1 + draw.below(4) : 0;
+  config.max_model_len = 20 + draw.below(100);
+  config.long_prefill_token_threshold = draw.once_in(3) ? 1 + draw.below(8) : 0;
+  config.long_prefill_token_threshold_adaptive = draw.once_in(2);
+  config.prefill_schedule_interval = draw.once_in(3) ? 1 + draw.below(4) : 1;
+  config.watermark = draw.once_in(3) ? 0.1 * static_cast<double>(draw.below(5)) : 0.0;
+  config.scheduler_reserve_full_isl = !draw.once_in(3);
+  config.enable_chunked_prefill = !draw.once_in(4);
+  if (!config.enable_chunked_prefill) config.max_num_batched_tokens += config.max_model_len;
+  return config;
+}
+
+Submission random_request(Lcg& draw, std::int64_t id, Picoseconds after) {
+  Submission s = ask(id, after + draw.below(60) * kMs, 1 + draw.below(40), 1 + draw.below(20));
+  s.ends_by_length = draw.once_in(2);
+  s.max_tokens = draw.once_in(4) ? 1 + draw.below(30) : -1;
+  s.priority = draw.below(3);
+  s.arrival_time = s.at * 1000 + id;  // distinct: equal keys may livelock, as in the real scheduler
+  if (draw.once_in(2)) {
+    const std::int64_t shared = std::min<std::int64_t>(s.prompt_tokens, 1 + draw.below(24));
+    s.prompt.push_back({1000 * static_cast<std::uint64_t>(1 + draw.below(3)), shared});
+    if (shared < s.prompt_tokens) {
+      s.prompt.push_back({100'000 + 100 * static_cast<std::uint64_t>(id), s.prompt_tokens - shared});
+    }
+  }
+  return s;
+}
+
+std::map<std::int64_t, int> ends_in(const Engine& engine, std::vector<Event> events) {
+  std::map<std::int64_t, int> ends;
+  for (const Event& e : events) {
+    if (e.kind == EventKind::finished || e.kind == EventKind::rejected || e.kind == EventKind::failed) ++ends[e.id];
+  }
+  CHECK(engine.scheduler().num_free_blocks() <= engine.scheduler().config().num_usable_blocks());
+  return ends;
+}
+
+// What a router does beside a running engine: look, estimate, and look again.
+void look_and_estimate(Engine& engine, InstanceView& view, Lcg& draw) {
+  view.refresh(std::make_shared<const Snapshot>(Snapshot::capture(engine)));
+  const Dispatch candidate{1'000'000, 1 + draw.below(40), 1 + draw.below(10), -1, false, draw.below(3), 0,
+                           engine.now()};
+  const Picoseconds first = view.estimate_first_token(candidate);
+  CHECK(first == view.estimate_first_token(candidate));
+  CHECK(first > engine.now());
+  CHECK(engine.next_event() >= 0);
+}
+
+void one_world(std::uint64_t seed) {
+  Lcg draw{seed};
+  const SchedulerConfig config = random_config(draw);
+  CHECK(config.validate().empty());
+  Engine engine(config, u_step(), {}, EngineOptions{true, true});
+  InstanceView view(config, u_step(), 5, true);
+  const std::int64_t requests = 5 + draw.below(40);
+  for (std::int64_t id = 0; id < requests; ++id) {
+    const Submission s = random_request(draw, id, engine.now());
+    engine.submit(s);
+    view.record_dispatch({id, s.prompt_tokens, s.output_tokens, s.max_tokens, s.ends_by_length, s.priority,
+                          s.arrival_time, s.at});
+    if (draw.once_in(6)) engine.cancel(id, s.at + draw.below(80) * kMs);
+    if (draw.once_in(3)) engine.advance_to(engine.now() + draw.below(50) * kMs + draw.below(2));
+    if (draw.once_in(5)) look_and_estimate(engine, view, draw);
+  }
+  Engine copy = engine;
+  engine.drain();
+  copy.drain();
+  const auto ends = ends_in(engine, engine.events());
+  CHECK(static_cast<std::int64_t>(ends.size()) == requests);
+  for (const auto& [id, count] : ends) CHECK(id >= 0 && count == 1);
+  CHECK(ends == ends_in(copy, copy.events()));
+  CHECK(engine.steps().size() == copy.steps().size());
+  CHECK(engine.scheduler().num_free_blocks() == config.num_usable_blocks());
+  CHECK(engine.scheduler().running().empty() && engine.scheduler().waiting().empty());
+}
+
+}  // namespace
+
+// The number of worlds may be given.
+int main(int argc, char** argv) {
+  const long worlds = argc > 1 ? std::strtol(argv[1], nullptr, 10) : 300;
+  for (long seed = 1; seed <= worlds && failures < 10; ++seed) {
+    const int before = failures;
+    one_world(static_cast<std::uint64_t>(seed));
+    if (failures > before) std::printf("in the world of seed %ld\n", seed);
+  }
+  return report("stress");
+}
