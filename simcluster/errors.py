@@ -6,6 +6,7 @@
     |-- CardError           a calibration card is unreadable or incomplete
     |-- CalibrationError    measurements do not determine what was asked of them
     |-- SimulationError     the engine cannot go on (livelock)
+    |-- PolicyError         a user's policy raised an exception or chose no instance
     `-- ConformanceError    a recorded scenario file is unreadable
 
 A message says where, what was found, what is allowed and how to fix it. The command line prints it as one
@@ -17,6 +18,7 @@ __all__ = [
     "CardError",
     "ConfigError",
     "ConformanceError",
+    "PolicyError",
     "SimclusterError",
     "SimulationError",
     "TraceError",
@@ -45,6 +47,10 @@ class CalibrationError(SimclusterError):
 
 class SimulationError(SimclusterError):
     """The engine cannot go on, for example two requests evict each other for ever."""
+
+
+class PolicyError(SimclusterError):
+    """A user's policy raised an exception or chose no instance."""
 
 
 class ConformanceError(SimclusterError):

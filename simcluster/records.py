@@ -1,5 +1,7 @@
 """Run directories: what a run leaves on disk, and how to read it.
 
+POLICY is the policy's name with `_` for what does not belong into a folder's name; its manifest has the full name.
+
 DIR/summary.json              all policies, as `run --json` prints
 DIR/POLICY/manifest.json      resolved scenario, versions, hashes, assumptions
 DIR/POLICY/requests.parquet   one row per request
@@ -8,10 +10,12 @@ DIR/POLICY/instances.parquet  time series of the instances
 DIR/POLICY/summary.json       this policy's metrics
 """
 
+import contextlib
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,7 @@ import pyarrow.parquet as pq
 
 from simcluster.errors import ConfigError
 
-__all__ = ["DECISIONS", "INSTANCES", "REQUESTS", "prepare_output", "write_json", "write_run"]
+__all__ = ["DECISIONS", "INSTANCES", "REQUESTS", "output_folder", "write_json", "write_run"]
 
 _TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
 
@@ -87,14 +91,34 @@ INSTANCES = pa.schema(
 )
 
 
-def prepare_output(folder: Path) -> None:
+@contextlib.contextmanager
+def output_folder(folder: Path | None) -> Iterator[None]:
     """Make sure that a run directory can be written, before anything is computed.
 
-    A folder that holds something else than an earlier run is left alone.
+    A folder that holds something else than an earlier run is left alone. A new one goes away again if the run
+    fails before anything is written.
+
+    Args:
+        folder: the run directory, or None: nothing will be written.
 
     Raises:
         ConfigError: it cannot be written or holds other things.
     """
+    if folder is None:
+        yield
+        return
+    is_new = not folder.exists()
+    _prepare(folder)
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            with contextlib.suppress(OSError):  # it holds the results of earlier policies
+                folder.rmdir()
+        raise
+
+
+def _prepare(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder}: is a file; give a folder")
     try:

@@ -26,6 +26,7 @@ class Request:
         predicted_utility: (j,) expected quality - cost_weight * expected cost. Source: paper eq. 2.
         prefix_hashes: hashes of the prompt's leading blocks, or None.
         session_id: conversation, or None.
+        prefix_block_size: prompt tokens that one hash covers; 0 without hashes.
     """
 
     index: int
@@ -38,6 +39,7 @@ class Request:
     predicted_utility: FloatArray
     prefix_hashes: IntArray | None = None
     session_id: str | None = None
+    prefix_block_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class RequestColumns:
             self.predicted_utility[index],
             None if self.prefix is None else self.prefix.of(index),
             None if self.session_id is None else self.session_id[index],
+            0 if self.prefix is None else self.prefix.block_size,
         )
 
 

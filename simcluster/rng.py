@@ -8,7 +8,7 @@ from enum import IntEnum
 
 import numpy as np
 
-__all__ = ["Stream", "generator"]
+__all__ = ["Stream", "generator", "seeded"]
 
 
 class Stream(IntEnum):
@@ -22,9 +22,15 @@ class Stream(IntEnum):
     STEP_NOISE = 5
     ROUTER = 6
     TIES = 7
+    STATES = 8
+    SESSIONS = 9
 
 
 def generator(seed: int, stream: Stream, replication: int = 0) -> np.random.Generator:
     """Return the generator of one stream of one replication of a seed."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(replication, int(stream)))
-    return np.random.Generator(np.random.PCG64(sequence))
+    return seeded(seed, replication, int(stream))
+
+
+def seeded(seed: int, *key: int) -> np.random.Generator:
+    """Return the generator of a key of a seed, for draws outside of runs: fits, recordings, checks."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))

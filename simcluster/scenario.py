@@ -33,12 +33,13 @@ __all__ = [
     "override",
 ]
 
-_NonNegative = Annotated[float, Field(ge=0)]
-_Positive = Annotated[float, Field(gt=0)]
+_Weight = Annotated[float, Field(ge=0, le=1e6)]
+_Factor = Annotated[float, Field(ge=1e-3, le=1e3)]
 _Text = Annotated[str, Field(min_length=1)]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
 _Fit = Literal["eq9", "hinge"]
-_Time = Annotated[float, Field(ge=0, le=1e6)]
+_Delay = Annotated[float, Field(ge=0, le=1e6)]  # the clock ends at 9e6 s
+_Duration = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class _Model(BaseModel):
@@ -50,21 +51,24 @@ class Workload(_Model):
 
     trace: _Text | None = Field(None, description="trace file (Parquet, schema v1) or a shipped trace's name")
     recipe: _Text | None = Field(None, description="recipe file; the scenario's seed replaces its seed")
-    rate_scale: _Positive = Field(1.0, description="arrival rate times this; intervals are divided by it")
+    rate_scale: Annotated[float, Field(ge=1e-6, le=1e6)] = Field(
+        1.0, description="arrival rate times this; intervals are divided by it"
+    )
     limit: Annotated[int, Field(ge=1)] | None = Field(None, description="use the first requests only")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.trace is None) == (self.recipe is None):
-            raise ValueError("give exactly one of trace and recipe")
+            found = "neither" if self.trace is None else "both"
+            raise ValueError(f"found {found} of trace and recipe; give exactly one")
         return self
 
 
 class Price(_Model):
     """Prices in USD per million tokens, which is micro-dollars per token."""
 
-    input_usd_per_mtok: _NonNegative
-    output_usd_per_mtok: _NonNegative
+    input_usd_per_mtok: _Weight
+    output_usd_per_mtok: _Weight
 
 
 class Noise(_Model):
@@ -78,7 +82,7 @@ class TrueModelSpec(_Model):
     """How fast the simulated instance really is, apart from what routers believe."""
 
     fit: _Fit | None = Field(None, description="fit of the card; default: the card's chosen fit")
-    scale: _Positive = Field(1.0, description="factor on all coefficients")
+    scale: _Factor = Field(1.0, description="factor on all coefficients")
     noise: Noise | None = Field(default_factory=Noise, description="null: no noise")
 
 
@@ -86,7 +90,7 @@ class BelievedModelSpec(_Model):
     """The step-time model that routers use."""
 
     fit: _Fit = Field("eq9", description="fit of the card")
-    scale: _Positive = Field(1.0, description="factor on all coefficients")
+    scale: _Factor = Field(1.0, description="factor on all coefficients")
 
 
 class Instance(_Model):
@@ -114,51 +118,65 @@ class Cluster(_Model):
 class Routing(_Model):
     """Who decides, by what objective, and how stale the view is."""
 
-    policies: Annotated[list[_Text], Field(min_length=1)] = ["sfs"]
+    policies: Annotated[list[_Text], Field(min_length=1)] = Field(
+        ["sfs"], description="POLICY, POLICY:key=value,..., WRAPPER(POLICY) or file.py:Class; see `policy list`"
+    )
     objective: Literal["slo", "weighted"] = Field("slo", description="slo: paper eq. 3; weighted: eq. 5")
-    cost_weight: _NonNegative = Field(1e-4, description="lambda, utility per micro-dollar")
-    latency_weight: _NonNegative = Field(1.0, description="delta, utility per second (weighted objective)")
+    cost_weight: _Weight = Field(1e-4, description="lambda, utility per micro-dollar")
+    latency_weight: _Weight = Field(1.0, description="delta, utility per second (weighted objective)")
     tie: Literal["index", "rotate", "random"] = "index"
-    refresh_interval_s: _Time = Field(0.0, description="0: the view is refreshed at every decision")
-    publish_delay_s: _Time = Field(0.0, description="age of a snapshot when it becomes visible")
+    refresh_interval_s: _Delay = Field(0.0, description="0: the view is refreshed at every decision")
+    publish_delay_s: _Delay = Field(0.0, description="age of a snapshot when it becomes visible")
     replicas: Annotated[int, Field(ge=1, le=1000)] = Field(
         1, description="independent routers; requests are dealt to them in turn"
     )
     overlay: bool = Field(True, description="count own requests sent after the snapshot")
-    router_delay_s: _Time = Field(0.0, description="from the decision to the instance")
+    router_delay_s: _Delay = Field(0.0, description="from the decision to the instance")
+
+    @model_validator(mode="after")
+    def _not_too_often(self) -> Self:
+        for name in ("refresh_interval_s", "publish_delay_s"):
+            value = getattr(self, name)
+            if 0 < value < 1e-6:
+                raise ValueError(f"{name} = {value:g}; must be 0 or at least 1e-6; correct the value")
+        return self
 
 
 class Measure(_Model):
     """What counts."""
 
-    horizon_s: _Positive | None = Field(None, description="the run stops here, events at this instant included")
-    warmup_s: _NonNegative = Field(0.0, description="events before this instant do not count")
+    horizon_s: Annotated[float, Field(gt=0, le=4e6)] | None = Field(
+        None, description="the run stops here, events at this instant included"
+    )
+    warmup_s: Annotated[float, Field(ge=0, le=4e6)] = Field(0.0, description="events before this instant do not count")
     drain: bool = Field(True, description="without a horizon: run on after the last arrival until all is done")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.horizon_s is not None and self.warmup_s >= self.horizon_s:
-            raise ValueError(f"warmup_s = {self.warmup_s:g} must be below horizon_s = {self.horizon_s:g}")
+            raise ValueError(
+                f"warmup_s = {self.warmup_s:g}; must be below horizon_s = {self.horizon_s:g}; change one of them"
+            )
         return self
 
 
 class Slo(_Model):
     """Targets; a request is good if every given one is met, limits included."""
 
-    ttft: Literal["trace", "paper", "none"] | _Positive | None = Field(
+    ttft: Literal["trace", "paper", "none"] | _Duration | None = Field(
         None,
         description="trace: the trace's own targets; paper: drawn by B.2; a number [s]; none; "
         "default: the trace's own where it has them, else paper",
     )
-    ttft_scale: _Positive = Field(1.0, description="factor on every TTFT target")
-    tpot_s: _Positive | None = None
+    ttft_scale: _Factor = Field(1.0, description="factor on every TTFT target")
+    tpot_s: _Duration | None = None
 
 
 class Output(_Model):
     """What is written."""
 
     decisions: Literal["winner", "full", "off"] = "winner"
-    sample_interval_s: _Positive = Field(1.0, description="time series of the instances")
+    sample_interval_s: Annotated[float, Field(ge=1e-3, le=1e6)] = Field(1.0, description="time series of the instances")
 
 
 class Scenario(_Model):
@@ -186,7 +204,15 @@ class Scenario(_Model):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key given twice and reads 1e-4 as a number."""
+    """YAML that refuses a key given twice and text that no file can hold.
+
+    As in YAML 1.2, 1e-4 is a number, and off, no, on and yes are text: `decisions: off` means what it says.
+    """
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        value = super().construct_scalar(node)
+        value.encode("utf-8")  # an escaped half of a surrogate pair raises a ValueError
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -202,6 +228,11 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+_Loader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^([Tt]rue|TRUE|[Ff]alse|FALSE)$"), list("tTfF"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
@@ -221,7 +252,8 @@ def load_yaml(path: Path) -> Any:
         raise ConfigError(f"{path}: cannot be read ({one_line(str(error))}); give a YAML file") from None
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506  (a subclass of SafeLoader)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
+        # the last three: what PyYAML's constructors let through for a value that does not fit its tag
         raise ConfigError(f"{path}: not valid YAML ({one_line(str(error))[:200]}); correct the file") from None
 
 

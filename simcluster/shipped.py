@@ -22,7 +22,7 @@ def shipped_names(room: str, suffix: str) -> list[str]:
     return sorted(str(path.relative_to(folder)).removesuffix(suffix) for path in folder.rglob(f"*{suffix}"))
 
 
-def find_file(name: str, room: str, suffix: str, beside: Path | None = None) -> Path:
+def find_file(name: str, room: str, suffix: str, beside: Path | None = None, where: str = "") -> Path:
     """Find a file by path, beside another file, or among the shipped ones by name.
 
     Args:
@@ -30,6 +30,7 @@ def find_file(name: str, room: str, suffix: str, beside: Path | None = None) -> 
         room: where shipped files of this kind are.
         suffix: `.yaml`, `.json` or `.parquet`.
         beside: folder that relative paths are also looked up in.
+        where: who names the file, for messages.
 
     Raises:
         ConfigError: nothing was found; the message lists what is shipped.
@@ -43,9 +44,10 @@ def find_file(name: str, room: str, suffix: str, beside: Path | None = None) -> 
     shipped = shipped_names(room, suffix)
     if stem in shipped:
         return _room(room) / f"{stem}{suffix}"
+    found = f"{where} = {name!r};" if where else f"{name}:"
     for candidate in candidates:
         if candidate.is_dir():
-            raise ConfigError(f"{name}: is a folder; give a {suffix} file")
+            raise ConfigError(f"{found} is a folder; give a {suffix} file")
     near = difflib.get_close_matches(stem, shipped, n=1)
     hint = f"did you mean {near[0]}?" if near else f"shipped: {', '.join(shipped) or 'none'}"
-    raise ConfigError(f"{name}: no such file and no shipped one of that name; {hint}")
+    raise ConfigError(f"{found} no such file and no shipped one of that name; {hint}")

@@ -1,6 +1,7 @@
 """One clear line for what pydantic finds wrong in a file that a person wrote."""
 
 import difflib
+import reprlib
 import types
 import typing
 from typing import Any
@@ -21,8 +22,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """
     details = error.errors(include_url=False)
     first = details[0]
-    location = tuple(part for part in first["loc"] if not _is_branch(part))
+    location, owner = _walk(first["loc"], model)
     where = join_path(location)
+    same = [each for each in details if _walk(each["loc"], model)[0] == location]  # one for each branch of a union
     match first["type"]:
         case "json_invalid":
             reason = str(first.get("ctx", {}).get("error", first["msg"]))
@@ -33,18 +35,31 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         case "missing":
             line = f"{where} is missing; it is required; add it"
         case "extra_forbidden":
-            line = f"{where} = {shown(first['input'])}; unknown key; {_suggestion(location, model)}"
+            line = f"{where} = {shown(first['input'])}; unknown key; {_suggestion(location, owner)}"
+        case "union_tag_invalid":
+            context = first["ctx"]
+            key = join_path((*location, context["discriminator"].strip("'")))
+            line = f"{key} = {shown(context['tag'])}; must be one of {context['expected_tags']}; correct the value"
+        case "union_tag_not_found":
+            key = join_path((*location, first["ctx"]["discriminator"].strip("'")))
+            line = f"{key} is missing; it is required; add it"
         case _:
-            allowed = first["msg"].replace("Input should be ", "must be ")
-            line = f"{where} = {shown(first['input'])}; {allowed}; correct the value"
-    more = len(details) - 1
+            allowed = " or ".join(
+                "a mapping" if each["type"] == "model_type" else each["msg"].removeprefix("Input should be ")
+                for each in same
+            )
+            must = "must be " if first["msg"].startswith("Input should be ") else ""
+            line = f"{where} = {shown(first['input'])}; {must}{allowed}; correct the value"
+    more = len(details) - len(same)
     return one_line(line) + (f" (and {more} more)" if more else "")
 
 
 def _is_branch(part: int | str) -> bool:
     """Tell the markers that pydantic puts into a path for unions, keys and validators from real keys."""
     return isinstance(part, str) and (
-        part == "[key]" or "[" in part or part in {"float", "int", "str", "bool", "NoneType"}
+        part == "[key]"
+        or "[" in part
+        or part.removeprefix("constrained-") in {"float", "int", "str", "bool", "NoneType"}
     )
 
 
@@ -59,25 +74,42 @@ def join_path(location: Location) -> str:
     return path or "the file"
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """Find the model inside an annotation such as `tuple[Instance, ...] | None`."""
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Find the models inside an annotation such as `tuple[Instance, ...] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
+        return [annotation]
     if isinstance(annotation, types.GenericAlias | types.UnionType) or typing.get_origin(annotation):
-        for argument in typing.get_args(annotation):
-            found = _model_in(argument)
-            if found is not None:
-                return found
-    return None
+        return [model for argument in typing.get_args(annotation) for model in _models_in(argument)]
+    return []
 
 
-def _suggestion(location: Location, model: type[BaseModel]) -> str:
+def _walk(location: Location, model: type[BaseModel]) -> tuple[Location, type[BaseModel] | None]:
+    """Return a location without pydantic's markers of union branches, and the model that its last key is in."""
+    clean: list[int | str] = []
     owner: type[BaseModel] | None = model
-    for part in location[:-1]:
-        if isinstance(part, int) or owner is None:
+    models = [model]
+    for part in location:
+        if _is_branch(part):
             continue
-        field = owner.model_fields.get(part)
-        owner = _model_in(field.annotation) if field is not None else owner
+        branch = [each for each in models if part in _tags(each)] if len(models) > 1 else []
+        if branch:
+            models = branch
+            continue
+        clean.append(part)
+        owner = models[0] if models else None
+        field = owner.model_fields.get(part) if owner is not None and isinstance(part, str) else None
+        if field is not None:
+            models = _models_in(field.annotation)
+    return tuple(clean), owner
+
+
+def _tags(model: type[BaseModel]) -> tuple[Any, ...]:
+    """Return what a model of a tagged union allows as its `kind`."""
+    field = model.model_fields.get("kind")
+    return typing.get_args(field.annotation) if field is not None else ()
+
+
+def _suggestion(location: Location, owner: type[BaseModel] | None) -> str:
     names = sorted(owner.model_fields) if owner is not None else []
     near = difflib.get_close_matches(str(location[-1]), names, n=1)
     if near:
@@ -85,9 +117,18 @@ def _suggestion(location: Location, model: type[BaseModel]) -> str:
     return f"allowed here: {', '.join(names)}" if names else "remove it"
 
 
+class _Short(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        return super().repr_int(x, level) if abs(x) < 10**80 else "a huge number"
+
+
+_SHORT = _Short()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
+
+
 def shown(value: Any) -> str:
-    """Write a value so that it fits in a line."""
-    text = one_line(repr(value))
+    """Write a value so that it fits in a line; neither a huge number nor lists within lists take long."""
+    text = one_line(_SHORT.repr(value))
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -64,6 +64,9 @@ bool Engine::submit(const Submission& submission) {
   if (!covers(submission.prompt, submission.prompt_tokens)) {
     throw std::invalid_argument("the token runs of a prompt do not add up to its length");
   }
+  if (!submission.prompt.empty() && !scheduler_.config().shared_prefixes) {
+    throw std::invalid_argument("a prompt has token runs although shared_prefixes is off");
+  }
   const EndReason why = refusal(submission, scheduler_.config());
   if (why != EndReason::none) {
     emit(EventKind::rejected, submission.id, submission.at, 0, why);

@@ -70,7 +70,8 @@ class Engine {
 
   // Hand over a request at `at`, not before the time already advanced to. A request that can never be served is
   // rejected at that instant, and the answer is false. Throws std::invalid_argument for a time in the past, a
-  // length below 1 or a prompt whose token runs do not add up to its length.
+  // length below 1, or a prompt whose token runs do not add up to its length or are given although prompts were said
+  // to share nothing.
   bool submit(const Submission& submission);
   // The client leaves at `at`; applied before the results of the step that runs then.
   void cancel(std::int64_t id, Picoseconds at);
@@ -93,6 +94,7 @@ class Engine {
   std::int64_t num_pending() const { return static_cast<std::int64_t>(inbox_.size()); }
 
   std::vector<Event>& events() { return events_; }
+  const std::vector<Event>& events() const { return events_; }
   std::vector<StepRecord>& steps() { return steps_; }
 
  private:

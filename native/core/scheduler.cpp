@@ -248,11 +248,12 @@ void Scheduler::admit_waiting(Pass& pass, Batch& batch, std::vector<Outcome>& fa
     waiting_.pop_front();
     push_running(slot);
     r.num_computed_tokens = hit_tokens;
+    const std::int64_t looked_up = config_.enable_prefix_caching ? r.num_tokens() : 0;  // else vLLM counts nothing
     if (r.status == Status::preempted) {
-      prefix_stats_.preempted_queries += r.num_tokens();
+      prefix_stats_.preempted_queries += looked_up;
       prefix_stats_.preempted_hits += hit_tokens;
     } else {
-      prefix_stats_.queries += r.num_tokens();
+      prefix_stats_.queries += looked_up;
       prefix_stats_.hits += hit_tokens;
       r.num_cached_tokens = hit_tokens;
     }

@@ -87,6 +87,33 @@ void a_touched_block_leaves_the_free_list_and_counts_its_users() {
   CHECK(pool.idle(1) && pool.num_free() == 3);
 }
 
+void a_counted_pool_keeps_what_a_preempted_request_left_until_others_take_it() {
+  CountedPool pool(10);
+  pool.take(8);                     // 2 free
+  pool.release_preempted(7, 1, 4);  // 1 to the front, 4 with a hash to the end: 7 free
+  CHECK(pool.num_free() == 7 && pool.kept(7) == 4 && pool.kept(8) == 0);
+  pool.take(3);                     // those in front of the 4
+  CHECK(pool.kept(7) == 4);
+  pool.take(1);                     // the tail of the table goes first
+  CHECK(pool.num_free() == 3 && pool.kept(7) == 3);
+  pool.reclaim(7, 2);
+  CHECK(pool.num_free() == 1 && pool.kept(7) == 0);
+}
+
+void a_counted_pool_evicts_in_order_of_release() {
+  CountedPool pool(10);
+  pool.take(10);
+  pool.release_preempted(1, 0, 3);
+  pool.release(0, 2);  // of a request that has ended: cached, but nobody will ask for them
+  pool.release_preempted(2, 0, 3);
+  pool.forget(1);
+  CHECK(pool.num_free() == 8 && pool.kept(1) == 0);
+  pool.take(5);
+  CHECK(pool.kept(2) == 3);
+  pool.take(2);
+  CHECK(pool.kept(2) == 1 && pool.num_free() == 1);
+}
+
 }  // namespace
 
 int main() {
@@ -96,5 +123,7 @@ int main() {
   handing_out_a_block_forgets_its_hash();
   of_equal_blocks_the_first_still_present_is_found();
   a_touched_block_leaves_the_free_list_and_counts_its_users();
+  a_counted_pool_keeps_what_a_preempted_request_left_until_others_take_it();
+  a_counted_pool_evicts_in_order_of_release();
   return report("block pool");
 }

@@ -65,6 +65,27 @@ void a_known_end_wastes_no_token_in_the_asynchronous_loop() {
   CHECK(last_event(engine, 0).reason == EndReason::length);
 }
 
+// Only counters change in most of the 2,000 decodes; the engine runs over them in closed form.
+void a_long_answer_ends_when_its_steps_add_up() {
+  for (const bool async : {false, true}) {
+    for (const bool fast : {false, true}) {
+      StepTimeModel model = u_step();
+      model.b2 = 1'000'000;  // 1 us per token of context
+      Engine engine(plain(async), model, {}, EngineOptions{false, false, fast});
+      Submission s = ask(0, 0, 4, 2001);
+      s.ends_by_length = true;
+      engine.submit(s);
+      engine.advance_to(1000 * kMs);
+      engine.drain();
+      const Picoseconds contexts = 2000 * 4 + 2000 * 1999 / 2;
+      CHECK(last_event(engine, 0).at == 14 * kMs + 2000 * 11 * kMs + contexts * model.b2);
+      CHECK(engine.num_steps() == 2001);
+      CHECK(engine.busy_time() == last_event(engine, 0).at);
+      CHECK(engine.scheduler().num_free_blocks() == 1000);
+    }
+  }
+}
+
 void an_outgrown_pool_ends_the_request_as_failed() {
   for (const bool async : {false, true}) {
     Engine engine = engine_with(plain(async, 2));
@@ -133,6 +154,7 @@ int main() {
   the_tail_is_preempted_and_resumes_with_what_it_had();
   the_asynchronous_loop_keeps_two_batches_in_flight();
   a_known_end_wastes_no_token_in_the_asynchronous_loop();
+  a_long_answer_ends_when_its_steps_add_up();
   an_outgrown_pool_ends_the_request_as_failed();
   a_cancellation_is_applied_before_the_results_of_the_step();
   a_step_that_starts_at_the_horizon_waits();

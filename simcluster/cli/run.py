@@ -24,10 +24,10 @@ from rich.table import Table
 from rich.text import Text
 
 from simcluster.experiment.build import build_world
-from simcluster.experiment.run import PolicyRun, run_policies
-from simcluster.records import prepare_output
+from simcluster.experiment.run import EngineName, PolicyRun, engine_factory, run_policies
+from simcluster.records import output_folder
 from simcluster.report.tables import comparison, composition_table, footnotes
-from simcluster.routers import check_policy
+from simcluster.routers import check_policy, located
 from simcluster.scenario import Scenario, load_scenario, override
 from simcluster.units import PS_PER_S
 from simcluster.world import World
@@ -42,7 +42,7 @@ def run(
     scenario: Annotated[str, typer.Argument(help="Scenario file, or the name of a shipped one.")],
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", "-p", help="Policy to run; may be given several times."),
+        typer.Option("--policy", "-p", help="Policy to run; may be given several times; see `simcluster policy list`."),
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Replay this trace instead of the scenario's workload.")] = None,
     rate_scale: Annotated[float | None, typer.Option(help="Multiply the arrival rate by this.")] = None,
@@ -52,6 +52,12 @@ def run(
         typer.Option(help="How much of each decision to keep."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write a run directory here.")] = None,
+    engine: Annotated[
+        EngineName,
+        typer.Option(
+            help="What schedules in the instances; vllm: the installed vLLM's own classes, slow, same results."
+        ),
+    ] = "native",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no remarks.")] = False,
 ) -> None:
@@ -64,22 +70,25 @@ def run(
 
     * `simcluster run quickstart -p sfs -p shortest_queue --rate-scale 1.5 --out runs/fast`
 
+    * `simcluster run quickstart -p power_of_two:load=tokens -p 'admission(sfs)' -p my_policy.py:MyRouter`
+
     * `simcluster run quickstart --trace my_trace.parquet --json`
     """
     loaded, path = load_scenario(scenario)
+    policy = policy or [located(name, path.parent) for name in loaded.routing.policies]
     loaded = override(loaded, policies=policy, trace=trace, rate_scale=rate_scale, seed=seed, decisions=decisions)
     policies = list(dict.fromkeys(loaded.routing.policies))
     for name in policies:
         check_policy(name)
-    if out is not None:
-        prepare_output(out)
-    world = build_world(loaded, path)
     console = Console(stderr=True)
-    if not quiet:
-        for warning in world.warnings:
-            console.print(f"warning: {warning}", style="yellow", highlight=False)
-    with _progress(console, len(world.known), show=not quiet) as progress:
-        runs = run_policies(loaded, world, policies, out, progress)
+    with output_folder(out):
+        world = build_world(loaded, path)
+        if not quiet:
+            for warning in world.warnings:
+                console.print(f"warning: {warning}", style="yellow", highlight=False)
+        engine_factory(engine, world)  # an engine that cannot run is told of before anything is shown
+        with _progress(console, len(world.known), show=not quiet) as progress:
+            runs = run_policies(loaded, world, policies, out, progress, engine)
     if as_json:
         result = {"policies": {item.policy: item.summary for item in runs}}
         sys.stdout.write(json.dumps(result, indent=2, allow_nan=False) + "\n")

@@ -8,7 +8,7 @@ import typer
 import yaml
 
 from simcluster.experiment.build import build_world
-from simcluster.routers import check_policy
+from simcluster.routers import check_policy, located
 from simcluster.scenario import Scenario, load_scenario
 
 __all__ = ["app"]
@@ -26,7 +26,7 @@ def check(scenario: _Name) -> None:
     """
     loaded, path = load_scenario(scenario)
     for policy in loaded.routing.policies:
-        check_policy(policy)
+        check_policy(located(policy, path.parent))
     world = build_world(loaded, path)
     for warning in world.warnings:
         sys.stderr.write(f"warning: {warning}\n")

@@ -40,9 +40,11 @@ def build_world(scenario: Scenario, path: Path) -> World:
     notes: list[str] = list(scenario.assumptions)
     warnings: list[str] = []
     instances, models, cards = _build_instances(scenario, path, notes, warnings)
-    trace, inputs = _load_trace(scenario.workload, scenario.seed, path.parent)
+    trace, inputs = _load_trace(scenario.workload, scenario.seed, path)
     if "source" in trace.metadata:
         notes.append(f"the trace says: {trace.metadata['source']}")
+    for spec in instances:  # without shared prefixes block identities never matter, and counts are kept instead
+        spec.engine.shared_prefixes = trace.prefix_offsets is not None
     known, truth = _build_requests(scenario, path, trace, instances, notes)
     inputs["cards"] = {card.name: card.source_sha256 for card in cards}
     return World(
@@ -71,7 +73,7 @@ def _build_instances(
     items: list[Instance] = []
     for number, item in enumerate(scenario.cluster.instances):
         where = f"{path}: cluster.instances[{number}]"
-        card = load_card(find_file(item.card, "calibration", ".json", path.parent))
+        card = load_card(find_file(item.card, "calibration", ".json", path.parent, f"{where}.card"))
         engine, found = resolve_engine_options(item.engine, card, f"{where}.engine")
         warnings.extend(found)
         believed = _fit(card, item.believed_model.fit, f"{where}.believed_model.fit")
@@ -146,26 +148,26 @@ def _check_names(specs: list[InstanceSpec], path: Path) -> None:
         seen[spec.name] = spec.index
 
 
-def _load_trace(workload: Workload, seed: int, beside: Path) -> tuple[Trace, dict[str, Any]]:
+def _load_trace(workload: Workload, seed: int, path: Path) -> tuple[Trace, dict[str, Any]]:
     if workload.trace is not None:
-        source = find_file(workload.trace, "traces", ".parquet", beside)
+        source = find_file(workload.trace, "traces", ".parquet", path.parent, f"{path}: workload.trace")
         trace = read_trace(source)
         inputs = {"trace": source.name, "trace_sha256": trace.sha256}
     else:
         assert workload.recipe is not None  # validated: one of the two is given
-        source = find_file(workload.recipe, "traces/recipes", ".yaml", beside)
+        source = find_file(workload.recipe, "traces/recipes", ".yaml", path.parent, f"{path}: workload.recipe")
         trace = make_trace(load_recipe(source).model_copy(update={"seed": seed}))
         inputs = {"recipe": source.name}
     if workload.limit is not None:
         trace = trace.head(workload.limit)
-    if workload.rate_scale != 1:
-        trace = trace.with_arrivals(np.rint(trace.arrival_ns / workload.rate_scale).astype(np.int64))
-    last = int(trace.arrival_ns[-1])
+    last = float(trace.arrival_ns[-1]) / workload.rate_scale
     if last > _LONGEST_NS:
         raise TraceError(
             f"{source}: the last request arrives after {last / 8.64e13:.1f} days; the simulated clock holds 46; "
             "take a part of the trace (limit) or raise rate_scale"
         )
+    if workload.rate_scale != 1:
+        trace = trace.with_arrivals(np.rint(trace.arrival_ns / workload.rate_scale).astype(np.int64))
     return trace, inputs
 
 
@@ -274,5 +276,6 @@ def _targets_ps(slo: Slo, trace: Trace, seed: int, notes: list[str]) -> IntArray
         seconds = ttft_targets_s(trace.prompt_tokens, seed, scale=slo.ttft_scale)
     else:
         seconds = np.full(len(trace), float(rule) * slo.ttft_scale)
+    seconds = np.minimum(seconds, _LONGEST_NS / 1e9)  # no run is longer
     targets = np.rint(np.where(np.isnan(seconds), -1e-9, seconds) * 1e9).astype(np.int64)
     return np.where(targets >= 0, targets * PS_PER_NS, -1)

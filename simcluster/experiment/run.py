@@ -9,23 +9,29 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 import pyarrow as pa
 
 import simcluster
+from simcluster import _native
+from simcluster.backends.base import EngineFactory
 from simcluster.backends.simulated import SimulatedCluster
+from simcluster.backends.vllm_engine import vllm_engine_factory
+from simcluster.backends.vllm_setup import vllm_version
 from simcluster.experiment.tables import decisions_table, instances_table, requests_table
 from simcluster.records import write_json, write_run
 from simcluster.report.metrics import measured_window, summarise
+from simcluster.routers import base_policy, folder_names
 from simcluster.scenario import Scenario
 from simcluster.units import PS_PER_S
 from simcluster.world import World
 
-__all__ = ["PolicyRun", "run_policies", "run_policy"]
+__all__ = ["EngineName", "PolicyRun", "engine_factory", "run_policies", "run_policy"]
 
 Progress = Callable[[str, int], None]
+EngineName = Literal["native", "vllm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,36 +51,47 @@ class PolicyRun:
     manifest: dict[str, Any]
 
 
+def engine_factory(engine: EngineName, world: World) -> EngineFactory:
+    """Return what builds the engines of a world.
+
+    Raises:
+        ConfigError: vLLM is asked for, but missing or unable to run the instances.
+    """
+    return vllm_engine_factory(world) if engine == "vllm" else _native.Engine
+
+
 def run_policies(
     scenario: Scenario,
     world: World,
     policies: list[str],
     out: Path | None = None,
     on_progress: Progress = lambda _policy, _sent: None,
+    engine: EngineName = "native",
 ) -> list[PolicyRun]:
     """Run several policies one after the other; Ctrl-C ends the current one and skips the rest.
 
     Args:
         scenario: the scenario.
         world: what it fixes.
-        policies: names.
+        policies: names, as users write them.
         out: run directory, or None to write nothing.
         on_progress: called with the policy and the number of requests sent.
+        engine: what schedules inside the instances: the native engine, or the installed vLLM's own classes.
 
     Raises:
         SimulationError: an engine makes no progress.
-        ConfigError: the run directory cannot be written.
+        ConfigError: the run directory cannot be written, or vLLM is missing or cannot run the instances.
     """
     runs: list[PolicyRun] = []
+    folders = folder_names(policies)
     for policy in policies:
-        run = run_policy(scenario, world, policy, on_progress)
+        run = run_policy(scenario, world, policy, on_progress, engine)
         runs.append(run)
-        if out is not None:
-            write_run(out / policy, run.manifest, run.tables, run.summary)
+        if out is not None:  # after each policy, so that what is there is valid if a later one fails
+            write_run(out / folders[policy], run.manifest, run.tables, run.summary)
+            write_json(out / "summary.json", {"policies": {run.policy: run.summary for run in runs}})
         if run.summary["interrupted"]:
             break
-    if out is not None:
-        write_json(out / "summary.json", {"policies": {run.policy: run.summary for run in runs}})
     return runs
 
 
@@ -83,20 +100,25 @@ def run_policy(
     world: World,
     policy: str,
     on_progress: Progress = lambda _policy, _sent: None,
+    engine: EngineName = "native",
 ) -> PolicyRun:
-    """Run one policy.
+    """Run one policy; the arguments are those of `run_policies`.
 
     Raises:
         SimulationError: an engine makes no progress.
+        ConfigError: vLLM is missing or cannot run the instances.
     """
-    cluster = SimulatedCluster(world, scenario, policy, on_progress=lambda sent: on_progress(policy, sent))
+    build_engine = engine_factory(engine, world)
+    cluster = SimulatedCluster(
+        world, scenario, policy, on_progress=lambda sent: on_progress(policy, sent), build_engine=build_engine
+    )
     with _stop_on_interrupt(cluster.interrupt):
         cluster.run()
     ledger = cluster.ledger
     tables = {"requests": requests_table(ledger), "instances": instances_table(ledger)}
     if scenario.output.decisions != "off":
         tables["decisions"] = decisions_table(ledger)
-    return PolicyRun(policy, _summary(scenario, cluster, tables), tables, _manifest(scenario, world, policy))
+    return PolicyRun(policy, _summary(scenario, cluster, tables), tables, _manifest(scenario, world, policy, engine))
 
 
 def _summary(scenario: Scenario, cluster: SimulatedCluster, tables: dict[str, pa.Table]) -> dict[str, Any]:
@@ -113,6 +135,7 @@ def _summary(scenario: Scenario, cluster: SimulatedCluster, tables: dict[str, pa
     summary = summarise(requests, window, scenario.slo.tpot_s, sum(cluster.world.num_gpus))
     summary["not_submitted"] = len(cluster.world.known) - ledger.num_sent
     summary["interrupted"] = cluster.interrupted
+    summary["needs_truth"] = base_policy(cluster.policy) == "oracle"
     summary["prefix_cache"] = _prefix_cache(cluster)
     summary["mean_decision_us"] = cluster.decision_time_ns / max(ledger.num_sent, 1) / 1e3
     return summary
@@ -131,10 +154,11 @@ def _prefix_cache(cluster: SimulatedCluster) -> dict[str, Any]:
     }
 
 
-def _manifest(scenario: Scenario, world: World, policy: str) -> dict[str, Any]:
+def _manifest(scenario: Scenario, world: World, policy: str, engine: EngineName) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "policy": policy,
+        "engine": engine,
         "seed": scenario.seed,
         "scenario": scenario.resolved(),
         "scenario_sha256": scenario.digest(),
@@ -156,6 +180,7 @@ def _manifest(scenario: Scenario, world: World, policy: str) -> dict[str, Any]:
             "simcluster": simcluster.__version__,
             "python": platform.python_version(),
             "pyarrow": pa.__version__,
+            **({"vllm": vllm_version()} if engine == "vllm" else {}),
         },
         "command": sys.argv[1:] if sys.argv and sys.argv[0].endswith("simcluster") else None,
     }

@@ -8,6 +8,7 @@ import pyarrow as pa
 from simcluster.backends.ledger import NEVER, Ledger, Status
 from simcluster.records import DECISIONS, INSTANCES, REQUESTS
 from simcluster.request import FloatArray, IntArray
+from simcluster.routers.base import SHED
 from simcluster.units import PS_PER_NS, PS_PER_S
 
 __all__ = ["decisions_table", "instances_table", "requests_table"]
@@ -35,6 +36,7 @@ def requests_table(ledger: Ledger) -> pa.Table:
     at = ledger.instance
     first, end, arrival = ledger.first_token_ps, ledger.end_ps, known.arrival_ps
     no_token, unfinished = first == NEVER, ledger.status != Status.FINISHED
+    nowhere = at < 0  # turned away
     steps = np.maximum(ledger.output_tokens - 1, 1)
     prompt = known.prompt_tokens[np.arange(len(known)), at]
     no_target = known.slo_ttft_ps < 0
@@ -42,8 +44,8 @@ def requests_table(ledger: Ledger) -> pa.Table:
     columns = {
         "request_id": pa.array(world.request_id, pa.string()),
         "task": pa.array(world.task if world.task is not None else [None] * len(known), pa.string()),
-        "instance": pa.array(names[at], pa.string()),
-        "model": pa.array(models[at], pa.string()),
+        "instance": pa.array(names[at], pa.string(), mask=nowhere),
+        "model": pa.array(models[at], pa.string(), mask=nowhere),
         "arrival_ns": _ns(arrival),
         "scheduled_ns": _ns(ledger.scheduled_ps),
         "first_token_ns": _ns(first),
@@ -53,7 +55,7 @@ def requests_table(ledger: Ledger) -> pa.Table:
         "ttft_s": _seconds(first - arrival, no_token),
         "tpot_s": pa.array((end - first) / steps / PS_PER_S, mask=unfinished | (ledger.output_tokens < 2)),
         "e2e_s": _seconds(end - arrival, unfinished),
-        "prompt_tokens": pa.array(prompt),
+        "prompt_tokens": pa.array(prompt, mask=nowhere),
         "output_tokens": pa.array(ledger.output_tokens),
         "cached_tokens": pa.array(ledger.cached_tokens),
         "num_preemptions": pa.array(ledger.preemptions),
@@ -77,15 +79,15 @@ def decisions_table(ledger: Ledger) -> pa.Table:
         j, ttft, score = decision.instance, decision.predicted_ttft_s, decision.score
         row: dict[str, Any] = {
             "request_id": ledger.world.request_id[index],
-            "instance": names[j],
+            "instance": None if j == SHED else names[j],
             "reason": decision.reason,
             "num_tied": decision.num_tied,
             "snapshot_age_s": None if age_ps == NEVER else age_ps / PS_PER_S,
             "predicted_ttft_s": _finite(ttft, j),
-            "predicted_utility": float(ledger.world.known.predicted_utility[index, j]),
+            "predicted_utility": None if j == SHED else float(ledger.world.known.predicted_utility[index, j]),
             "score": _finite(score, j),
         }
-        if score is not None and len(score) > 1:
+        if score is not None and len(score) > 1 and j != SHED:
             others = np.where(np.arange(len(score)) == j, -np.inf, score)
             runner_up = int(np.argmax(others))
             row["runner_up"] = names[runner_up]
@@ -103,7 +105,7 @@ def _value(value: float) -> float | None:
 
 def _finite(values: FloatArray | None, j: int, other: int | None = None) -> float | None:
     """Return a candidate's value, or its lead over another one; None where there is none."""
-    if values is None:
+    if values is None or j == SHED:
         return None
     return _value(values[j] if other is None else values[j] - values[other])
 

@@ -201,12 +201,15 @@ def _cost(arrived: pl.DataFrame, num_finished: int, window: Window, num_gpus: in
 
 
 def composition(requests: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Return which share of each task's requests went to each instance, and of all requests under `all`."""
+    """Return which share of each task's requests went to each instance, and of all requests under `all`.
+
+    Requests that were turned away are in no share, so that shares then sum up to less than 1.
+    """
     result: dict[str, dict[str, float]] = {}
     groups: list[tuple[str, pl.DataFrame]] = [("all", requests)]
     tasks = sorted(t for t in requests["task"].unique().to_list() if t is not None)
     groups += [(task, requests.filter(pl.col("task") == task)) for task in tasks]
     for name, group in groups:
-        counts = group["instance"].value_counts().sort("instance")
+        counts = group["instance"].drop_nulls().value_counts().sort("instance")
         result[name] = {instance: count / group.height for instance, count in counts.iter_rows()}
     return result

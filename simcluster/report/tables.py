@@ -73,7 +73,7 @@ def _best(policies: dict[str, dict[str, Any]]) -> str | None:
     scores = {
         name: summary["on_time_utility"]
         for name, summary in policies.items()
-        if name != "oracle" and summary["on_time_utility"] is not None
+        if not summary.get("needs_truth") and summary["on_time_utility"] is not None
     }
     return max(scores, key=lambda name: scores[name]) if len(scores) > 1 else None
 

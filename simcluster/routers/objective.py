@@ -1,11 +1,12 @@
-"""From estimates to a choice: the paper's two objectives and the tie rule."""
+"""From estimates to a choice: the paper's two objectives, the largest score, and the tie rule."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
 from simcluster.request import FloatArray, IntArray
-from simcluster.routers.base import Decision
+from simcluster.routers.base import NONE_HEALTHY, Decision
 
 __all__ = ["TieBreaker", "choose_best", "choose_slo", "choose_weighted"]
 
@@ -34,10 +35,35 @@ class TieBreaker:
         return self._last
 
 
-def choose_best(score: FloatArray, ties: TieBreaker) -> Decision:
-    """Take the largest score."""
-    best = np.flatnonzero(score == score.max())
-    return Decision(ties.pick(best), score=score, num_tied=len(best))
+def _allowed(count: int, healthy: Sequence[bool]) -> tuple[IntArray, bool]:
+    """Return the indices of the healthy instances, or of all, and whether none is healthy."""
+    indices = np.flatnonzero(healthy) if False in healthy else np.arange(count)
+    return (indices, False) if len(indices) else (np.arange(count), True)
+
+
+def choose_best(score: FloatArray, ties: TieBreaker, healthy: Sequence[bool] = (), reason: str = "score") -> Decision:
+    """Take the largest score among the healthy instances, among all if none is healthy.
+
+    Args:
+        score: (j,) what to maximise.
+        ties: tie rule.
+        healthy: (j,) which instances may be chosen; empty: all.
+        reason: why this rule decides.
+    """
+    if False in healthy:
+        allowed, none_healthy = _allowed(len(score), healthy)
+        best = allowed[score[allowed] == score[allowed].max()]
+        if none_healthy:
+            reason = NONE_HEALTHY
+        else:
+            score = np.where(healthy, score, -np.inf)
+    else:
+        first = int(score.argmax())
+        same = score == score[first]
+        if np.count_nonzero(same) == 1:
+            return Decision(first, reason, None, score)
+        best = np.flatnonzero(same)
+    return Decision(ties.pick(best), reason, None, score, len(best))
 
 
 def _largest(score: FloatArray, ttft_s: FloatArray, allowed: IntArray) -> IntArray:
@@ -47,7 +73,9 @@ def _largest(score: FloatArray, ttft_s: FloatArray, allowed: IntArray) -> IntArr
     return fastest
 
 
-def choose_slo(utility: FloatArray, ttft_s: FloatArray, target_s: float, ties: TieBreaker) -> Decision:
+def choose_slo(
+    utility: FloatArray, ttft_s: FloatArray, target_s: float, ties: TieBreaker, healthy: Sequence[bool] = ()
+) -> Decision:
     """Take the largest utility among instances that meet the target, else the smallest TTFT.
 
     Args:
@@ -55,18 +83,23 @@ def choose_slo(utility: FloatArray, ttft_s: FloatArray, target_s: float, ties: T
         ttft_s: (j,) predicted TTFT [s], inf where the request cannot be served.
         target_s: TTFT target [s]; inf without one.
         ties: tie rule.
+        healthy: (j,) which instances may be chosen; empty or none: all.
 
     Source: paper eq. 3.
     """
-    feasible = np.flatnonzero((ttft_s <= target_s) & np.isfinite(ttft_s))
+    allowed, none_healthy = _allowed(len(ttft_s), healthy)
+    expected = ttft_s[allowed]
+    feasible = allowed[(expected <= target_s) & np.isfinite(expected)]
     if len(feasible):
         best, reason = _largest(utility, ttft_s, feasible), "feasible"
     else:
-        best, reason = np.flatnonzero(ttft_s == ttft_s.min()), "infeasible"
-    return Decision(ties.pick(best), reason, ttft_s, utility, len(best))
+        best, reason = allowed[expected == expected.min()], "infeasible"
+    return Decision(ties.pick(best), NONE_HEALTHY if none_healthy else reason, ttft_s, utility, len(best))
 
 
-def choose_weighted(utility: FloatArray, ttft_s: FloatArray, latency_weight: float, ties: TieBreaker) -> Decision:
+def choose_weighted(
+    utility: FloatArray, ttft_s: FloatArray, latency_weight: float, ties: TieBreaker, healthy: Sequence[bool] = ()
+) -> Decision:
     """Take the largest utility - latency_weight * TTFT.
 
     Args:
@@ -74,12 +107,15 @@ def choose_weighted(utility: FloatArray, ttft_s: FloatArray, latency_weight: flo
         ttft_s: (j,) predicted TTFT [s], inf where the request cannot be served.
         latency_weight: delta [1/s]; 0 gives the latency-agnostic choice among the servable.
         ties: tie rule.
+        healthy: (j,) which instances may be chosen; empty or none: all.
 
     Source: paper eq. 5.
     """
+    allowed, none_healthy = _allowed(len(ttft_s), healthy)
     servable = np.isfinite(ttft_s)
-    if not servable.any():
-        return choose_slo(utility, ttft_s, np.inf, ties)
+    usable = allowed[servable[allowed]]
+    if not len(usable):
+        return choose_slo(utility, ttft_s, np.inf, ties, healthy)
     score = np.where(servable, utility - latency_weight * np.where(servable, ttft_s, 0.0), -np.inf)
-    best = _largest(score, ttft_s, np.flatnonzero(servable))
-    return Decision(ties.pick(best), "score", ttft_s, score, len(best))
+    best = _largest(score, ttft_s, usable)
+    return Decision(ties.pick(best), NONE_HEALTHY if none_healthy else "score", ttft_s, score, len(best))

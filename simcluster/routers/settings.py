@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 
+from simcluster.instance import InstanceSpec
 from simcluster.routers.objective import TieBreaker
 
 __all__ = ["RouterSettings"]
@@ -20,6 +21,9 @@ class RouterSettings:
         latency_weight: delta of eq. 5 [1/s].
         ties: the router's tie rule.
         rng: the router's own random stream.
+        instances: (j,) what is fixed about each instance.
+        num_replicas: independent routers, this one included.
+        replica: this router's number, from 0.
     """
 
     num_instances: int
@@ -27,3 +31,6 @@ class RouterSettings:
     latency_weight: float
     ties: TieBreaker
     rng: np.random.Generator
+    instances: tuple[InstanceSpec, ...] = ()
+    num_replicas: int = 1
+    replica: int = 0

@@ -29,10 +29,11 @@ class Sfs:
         """Choose by predicted utility and estimated TTFT."""
         ttft_s = estimate_ttft(request, view)
         settings = self._settings
+        utility, healthy = request.predicted_utility, view.healthy
         if settings.objective == "weighted":
-            return choose_weighted(request.predicted_utility, ttft_s, settings.latency_weight, settings.ties)
+            return choose_weighted(utility, ttft_s, settings.latency_weight, settings.ties, healthy)
         target_s = request.slo_ttft_ps / PS_PER_S if request.slo_ttft_ps >= 0 else np.inf
-        return choose_slo(request.predicted_utility, ttft_s, target_s, settings.ties)
+        return choose_slo(utility, ttft_s, target_s, settings.ties, healthy)
 
 
 class Oracle(Sfs):
