@@ -309,6 +309,9 @@ class Engine:
     def next_event(self) -> int:
         """Earliest event [ps] if nothing else arrives; NEVER if none."""
 
+    def next_end(self) -> int:
+        """Earliest end of a request [ps] if nothing else arrives; NEVER if none."""
+
     def fork(self) -> Engine:
         """An independent copy."""
 

@@ -5,16 +5,16 @@ intervals and held-out errors, the KV cache, the host and front-end times, and w
 rather than measured. This file decides what a valid card is; `simcluster.calibrate` makes one.
 """
 
-import difflib
 import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from simcluster.errors import CardError
+from simcluster.validation import explain
 
 __all__ = [
     "Adjustment",
@@ -221,15 +221,6 @@ class Card(_Model):
         return self
 
 
-_FIELD_NAMES = sorted(
-    {
-        name
-        for model in (Card, StepTimeFit, FrontEnd, KvCache, Coverage, Assumption, Adjustment)
-        for name in model.model_fields
-    }
-)
-
-
 def load_card(path: Path) -> Card:
     """Read a calibration card.
 
@@ -246,7 +237,7 @@ def load_card(path: Path) -> Card:
     try:
         return Card.model_validate_json(text)
     except ValidationError as error:
-        raise CardError(f"{path}: {_explain(error)}") from None
+        raise CardError(f"{path}: {explain(error, Card)}") from None
 
 
 def write_card(card: Card, path: Path) -> None:
@@ -272,49 +263,3 @@ def write_card(card: Card, path: Path) -> None:
             raise
     except OSError as error:
         raise CardError(f"{path}: cannot be written ({error.strerror}); give a folder that is writable") from None
-
-
-def _explain(error: ValidationError) -> str:
-    """Say in one line what is wrong with a card: the first mistake, and how many more there are."""
-    details = error.errors(include_url=False)
-    first = details[0]
-    kind = first["type"]
-    where = _path(first["loc"])
-    if kind == "json_invalid":
-        reason = str(first.get("ctx", {}).get("error", first["msg"]))
-        return f"not valid JSON ({_one_line(reason)}); correct the file or make the card again"
-    if kind == "value_error":
-        line = str(first["ctx"]["error"])
-    elif kind == "missing":
-        line = f"{where} is missing; the field is required; add it or make the card again"
-    elif kind == "extra_forbidden":
-        line = f"{where} = {_shown(first['input'])}; unknown key; {_spelling(first['loc'])}"
-    else:
-        allowed = first["msg"].replace("Input should be ", "must be ")
-        line = f"{where} = {_shown(first['input'])}; {allowed}; correct the value"
-    more = len(details) - 1
-    return _one_line(line) + (f" (and {more} more)" if more else "")
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part != "[key]":  # pydantic marks a bad dictionary key so; its name stands before
-            path += f".{part}" if path else part
-    return path or "the card"
-
-
-def _spelling(location: tuple[int | str, ...]) -> str:
-    near = difflib.get_close_matches(str(location[-1]), _FIELD_NAMES, n=1)
-    return f"did you mean {near[0]}?" if near else "remove it"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -66,7 +66,7 @@ class RequestColumns:
     """The requests of a run as a router may know them; n requests, j instances.
 
     Attributes:
-        arrival_ps: (n,) arrival at the router [ps], ascending.
+        arrival_ps: (n,) arrival at the router [ps], ascending; nominal for one that waits for another.
         prompt_tokens: (n, j) [tokens].
         max_tokens: (n,) [tokens]; -1 where not given.
         priority: (n,).
@@ -92,11 +92,11 @@ class RequestColumns:
     def __len__(self) -> int:
         return len(self.arrival_ps)
 
-    def request(self, index: int) -> Request:
-        """Return one request; numbers are plain Python integers, as SimPy's clock needs them."""
+    def request(self, index: int, arrival_ps: int) -> Request:
+        """Return one request as it arrives; numbers are plain Python integers, as SimPy's clock needs them."""
         return Request(
             index,
-            int(self.arrival_ps[index]),
+            arrival_ps,
             self.prompt_tokens[index],
             int(self.max_tokens[index]),
             int(self.priority[index]),
@@ -117,10 +117,10 @@ class RequestTruth:
         output_tokens: (n, j) true answer length [tokens].
         quality: (n, j) true quality of the answer, 0 to 1.
         ends_by_length: (n,) EOS is ignored, the request ends at its limit.
-        cancel_ps: (n,) when the client gives up [ps]; -1 for never.
+        cancel_after_ps: (n,) when the client gives up, after its own arrival [ps]; -1 for never.
     """
 
     output_tokens: IntArray
     quality: FloatArray
     ends_by_length: npt.NDArray[np.bool_]
-    cancel_ps: IntArray
+    cancel_after_ps: IntArray

@@ -22,9 +22,10 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """
     details = error.errors(include_url=False)
     first = details[0]
-    location, owner = _walk(first["loc"], model)
+    location, owner = _walk(first["loc"], first["type"], model)
     where = join_path(location)
-    same = [each for each in details if _walk(each["loc"], model)[0] == location]  # one for each branch of a union
+    # One for each branch of a union.
+    same = [each for each in details if _walk(each["loc"], each["type"], model)[0] == location]
     match first["type"]:
         case "json_invalid":
             reason = str(first.get("ctx", {}).get("error", first["msg"]))
@@ -83,13 +84,20 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return []
 
 
-def _walk(location: Location, model: type[BaseModel]) -> tuple[Location, type[BaseModel] | None]:
-    """Return a location without pydantic's markers of union branches, and the model that its last key is in."""
+def _walk(location: Location, kind: str, model: type[BaseModel]) -> tuple[Location, type[BaseModel] | None]:
+    """Return a location without pydantic's markers of union branches, and the model that its last key is in.
+
+    Args:
+        location: where an error is.
+        kind: its type; an unknown key is one of the file, whatever it looks like.
+        model: the model of the whole file.
+    """
+    last = len(location) - 1 if kind == "extra_forbidden" else None
     clean: list[int | str] = []
     owner: type[BaseModel] | None = model
     models = [model]
-    for part in location:
-        if _is_branch(part):
+    for place, part in enumerate(location):
+        if _is_branch(part) and place != last:
             continue
         branch = [each for each in models if part in _tags(each)] if len(models) > 1 else []
         if branch:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simcluster.instance import InstanceSpec, TrueModel
-from simcluster.request import RequestColumns, RequestTruth
+from simcluster.request import IntArray, RequestColumns, RequestTruth
 
 __all__ = ["World"]
 
@@ -24,6 +24,8 @@ class World:
         task: (n,) task names, or None.
         known: the requests as routers see them.
         truth: what only the engines know.
+        after: (n,) the earlier request that must end before this one is sent, -1 for none; None without any.
+        think_ps: (n,) from that end to the sending [ps]; None without any.
         cost_weight: lambda [1/micro-dollar].
         assumptions: what results rest on, for people.
         warnings: what looks wrong, for people.
@@ -38,6 +40,8 @@ class World:
     task: npt.NDArray[np.object_] | None
     known: RequestColumns
     truth: RequestTruth
+    after: IntArray | None = None
+    think_ps: IntArray | None = None
     cost_weight: float
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]

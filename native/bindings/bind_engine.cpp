@@ -125,8 +125,11 @@ void bind_engine(nb::module_& m) {
       .def("advance_to", &Engine::advance_to, nb::arg("t"), nb::call_guard<nb::gil_scoped_release>(),
            "Process every step that ends at or before t [ps].")
       .def("drain", &Engine::drain, nb::call_guard<nb::gil_scoped_release>(), "Run until nothing is left to do.")
-      .def("next_event", &Engine::next_event, nb::call_guard<nb::gil_scoped_release>(),
+      .def("next_event", [](const Engine& engine) { return engine.next_event(); },
+           nb::call_guard<nb::gil_scoped_release>(),
            "Earliest event [ps] if nothing else arrives; NEVER if none.")
+      .def("next_end", &Engine::next_end, nb::call_guard<nb::gil_scoped_release>(),
+           "Earliest end of a request [ps] if nothing else arrives; NEVER if none.")
       .def("fork", [](const Engine& engine) { return Engine(engine); }, "An independent copy.")
       .def("snapshot", [](const Engine& e) { return std::make_shared<Snapshot>(Snapshot::capture(e)); },
            "The state at the newest step boundary.")

@@ -227,13 +227,15 @@ void Engine::advance_to(Picoseconds t) {
   if (t < kNever) now_ = std::max(now_, t);
 }
 
-Picoseconds Engine::next_event() const {
+Picoseconds Engine::next_event(bool ends_only) const {
   Engine ahead = *this;
   ahead.events_.clear();
   Picoseconds first = kNever;
   // A step handed over ahead of time, or a cancellation during a step, may be told of after a later event.
   while (ahead.advance_once(first)) {
-    for (const Event& event : ahead.events_) first = std::min(first, event.at);
+    for (const Event& event : ahead.events_) {
+      if (!ends_only || event.kind >= EventKind::finished) first = std::min(first, event.at);
+    }
     ahead.events_.clear();
   }
   return first;

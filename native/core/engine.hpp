@@ -82,7 +82,9 @@ class Engine {
   // Run until nothing is left to do.
   void drain() { advance_to(kNever); }
   // Earliest event if nothing else arrives; kNever if none. Runs a copy, so it is exact for every configuration.
-  Picoseconds next_event() const;
+  Picoseconds next_event() const { return next_event(false); }
+  // The same for the earliest end of a request: finished, failed or rejected.
+  Picoseconds next_end() const { return next_event(true); }
   // Run until this request's first output token, whatever the time; kNever if it never comes.
   Picoseconds run_to_first_token(std::int64_t id);
 
@@ -120,6 +122,7 @@ class Engine {
   static StepFeatures features_of(const SteadyState& steady, std::int64_t step);
   BatchEntry partial_entry(const SteadyState& steady, std::int64_t step) const;
 
+  Picoseconds next_event(bool ends_only) const;
   bool advance_once(Picoseconds limit);  // false: nothing happens before the limit
   void iterate();                        // take inputs, one pass, perhaps wait for the oldest batch
   void take_inputs();

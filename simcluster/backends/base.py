@@ -58,6 +58,10 @@ class Engine(Protocol):
         """Return the state at the newest step boundary."""
         ...
 
+    def next_end(self) -> int:
+        """Earliest end of a request [ps] if nothing else arrives, or an earlier instant to ask again; NEVER if none."""
+        ...
+
     @property
     def now(self) -> int:
         """Advanced to [ps]."""

@@ -47,6 +47,7 @@ class Ledger:
     """Records of one run; n requests. Instants are in picoseconds at the client's side.
 
     Attributes:
+        arrival_ps: (n,) arrival at the router; -1 if it did not come to that.
         instance: (n,) where each request went; -1 if it was not sent or was turned away.
         scheduled_ps: (n,) start of its first step.
         first_token_ps: (n,) its first token reaches the client.
@@ -65,6 +66,7 @@ class Ledger:
 
     world: World
     decision_level: str
+    arrival_ps: IntArray = field(init=False)
     instance: IntArray = field(init=False)
     scheduled_ps: IntArray = field(init=False)
     first_token_ps: IntArray = field(init=False)
@@ -82,6 +84,7 @@ class Ledger:
 
     def __post_init__(self) -> None:
         n = len(self.world.known)
+        self.arrival_ps = _column(n)
         self.instance, self.scheduled_ps = _column(n), _column(n)
         self.first_token_ps, self.end_ps = _column(n), _column(n)
         self.output_tokens, self.preemptions = _column(n, 0), _column(n, 0)
@@ -92,6 +95,8 @@ class Ledger:
     def record_decision(self, request: Request, decision: Decision, view: ClusterView, used_view: bool) -> None:
         """Note where a request was sent and, if asked for, why; one turned away is rejected at once."""
         shed = decision.instance == SHED
+        self.arrival_ps[request.index] = request.arrival_ps
+        self.num_sent += 1
         if shed:
             self.status[request.index], self.reason[request.index] = Status.REJECTED, "shed"
             self.end_ps[request.index] = view.now_ps
@@ -153,10 +158,9 @@ class Ledger:
             )
         )
 
-    def close(self, clock_ps: int, num_sent: int, *, cut: bool) -> None:
+    def close(self, clock_ps: int, *, cut: bool) -> None:
         """Fix the end of the run; what has not reached a client before it left, or before a cut, did not happen."""
         self.clock_ps = clock_ps
-        self.num_sent = num_sent
         end = clock_ps if cut else np.iinfo(np.int64).max
         for request in np.flatnonzero(self.end_ps > end).tolist():
             self.status[request], self.reason[request] = Status.UNFINISHED, "in_transit"

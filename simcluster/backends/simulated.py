@@ -1,15 +1,17 @@
 """The simulated cluster: the SimPy main loop around native engines.
 
-SimPy carries only what is observable: arrivals, refreshes of the routers' views, samples and the stop. Engines
-advance by themselves, up to the instant at which somebody looks. What happens at one instant has a fixed order:
-step ends, then refreshes, arrivals, samples, the stop; a step that starts at this instant sees its arrivals.
+SimPy carries only what is observable: arrivals, refreshes of the routers' views, samples and the stop; and ends of
+requests where others wait for them. Engines advance by themselves, up to the instant at which somebody looks. What
+happens at one instant has a fixed order: step ends, then refreshes, arrivals, samples, the stop; a step that starts
+at this instant sees its arrivals.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
+from heapq import heappop, heappush
 
 import numpy as np
 import simpy
@@ -17,10 +19,11 @@ from simpy.events import EventPriority
 
 from simcluster import _native
 from simcluster.backends.base import Engine, EngineFactory
+from simcluster.backends.followups import FollowUps
+from simcluster.backends.instances import SimulatedInstance, oracle_columns
 from simcluster.backends.ledger import Ledger
 from simcluster.backends.observations import Observations
 from simcluster.errors import SimulationError
-from simcluster.instance import InstanceSpec
 from simcluster.request import Request, RequestColumns
 from simcluster.rng import Stream, generator
 from simcluster.routers import base_policy, build_router
@@ -31,80 +34,18 @@ from simcluster.scenario import Scenario
 from simcluster.units import ps_from_seconds
 from simcluster.world import World
 
-__all__ = ["SimulatedCluster", "SimulatedInstance"]
-
-
-_OWN_TOKENS_BIT = 36  # token ids of shared prefixes stay below 2**36, those of one request's own prompt above
+__all__ = ["SimulatedCluster"]
 
 
 class _Order(IntEnum):
     """Order of events at one instant."""
 
-    CAPTURE = 0
-    REFRESH = 1
-    ARRIVAL = 2
-    SAMPLE = 3
-    STOP = 4
-
-
-def oracle_columns(world: World) -> RequestColumns:
-    """Return the requests as the oracle sees them: true answer lengths, and utility at their true cost."""
-    price_out = np.array([spec.price_out for spec in world.instances])
-    surplus = world.truth.output_tokens - world.known.predicted_output_tokens
-    return replace(
-        world.known,
-        predicted_output_tokens=world.truth.output_tokens,
-        predicted_utility=world.known.predicted_utility - world.cost_weight * surplus * price_out,
-    )
-
-
-class SimulatedInstance:
-    """One simulated instance behind the router."""
-
-    def __init__(self, world: World, index: int, build_engine: EngineFactory = _native.Engine) -> None:
-        self.spec: InstanceSpec = world.instances[index]
-        self._truth = world.truth
-        caching = self.spec.engine.enable_prefix_caching and world.known.prefix is not None
-        self._hash_block = world.known.prefix.block_size if caching and world.known.prefix else 0
-        model = world.true_models[index]
-        self.engine: Engine = build_engine(self.spec.engine, model.step_time, model.noise)
-
-    def submit(self, request: Request, sent_ps: int) -> None:
-        """Send a request that leaves the router at an instant [ps]; the true end goes to the engine alone."""
-        index, truth = request.index, self._truth
-        prompt_tokens = int(request.prompt_tokens[self.spec.index])
-        accepted = self.engine.submit(
-            index,
-            prompt_tokens,
-            int(truth.output_tokens[index, self.spec.index]),
-            self.spec.engine_arrival_ps(sent_ps, prompt_tokens),
-            request.max_tokens,
-            bool(truth.ends_by_length[index]),
-            request.priority,
-            request.arrival_ps,
-            self._prompt_runs(request, prompt_tokens),
-        )
-        cancel = int(truth.cancel_ps[index])
-        if accepted and cancel >= 0:
-            self.engine.cancel(index, max(cancel, self.engine.now))
-
-    def _prompt_runs(self, request: Request, prompt_tokens: int) -> list[tuple[int, int]]:
-        """Spell a prompt out as runs of token ids: equal hashes give equal tokens, the rest is the request's own."""
-        if request.prefix_hashes is None or self._hash_block == 0:
-            return []
-        runs, left = [], prompt_tokens
-        for value in request.prefix_hashes.tolist():
-            count = min(self._hash_block, left)
-            if count > 0:
-                runs.append((value * self._hash_block, count))
-                left -= count
-        if left > 0:
-            runs.append(((request.index + 1) << _OWN_TOKENS_BIT, left))
-        return runs
-
-    def snapshot(self) -> _native.Snapshot:
-        """Return the state at the newest step boundary."""
-        return self.engine.snapshot()
+    END = 0
+    CAPTURE = 1
+    REFRESH = 2
+    ARRIVAL = 3
+    SAMPLE = 4
+    STOP = 5
 
 
 @dataclass(slots=True)
@@ -144,6 +85,8 @@ class SimulatedCluster:
     _env: simpy.Environment = field(init=False)
     _stop: simpy.Event = field(init=False)
     _captured: deque[list[_native.Snapshot]] = field(init=False, default_factory=deque)
+    _followups: FollowUps = field(init=False)
+    _planned: list[int] = field(init=False, default_factory=list)  # heap: instants of arrivals to come [ps]
     _sent: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -154,6 +97,7 @@ class SimulatedCluster:
         self._replicas = list(self._build_replicas())
         self.ledger = Ledger(self.world, self.scenario.output.decisions)
         self._observations = Observations(self.ledger, [replica.router for replica in self._replicas])
+        self._followups = FollowUps(self.world, self.ledger)
         self._env = simpy.Environment(initial_time=0)
         self._stop = simpy.Event(self._env)
 
@@ -175,7 +119,7 @@ class SimulatedCluster:
             SimulationError: an engine makes no progress.
         """
         measure = self.scenario.measure
-        self._schedule_arrival(0)
+        self._schedule_next_arrival()
         self._schedule_refresh()
         self._at(0, _Order.SAMPLE, self._sample)
         if measure.horizon_s is not None:
@@ -188,10 +132,7 @@ class SimulatedCluster:
 
     def _at(self, at_ps: int, order: _Order, action: Callable[[], None]) -> None:
         event = simpy.Event(self._env)
-        event._ok, event._value = (
-            True,
-            None,
-        )  # as simpy.Timeout does: it happens without being triggered
+        event._ok, event._value = True, None  # as simpy.Timeout does: it happens without being triggered
         event.callbacks.append(lambda _: action())
         self._env.schedule(event, priority=EventPriority(int(order)), delay=at_ps - int(self._env.now))
 
@@ -215,27 +156,32 @@ class SimulatedCluster:
             self.ledger.collect_unfinished(instance.spec.index, instance.engine)
         measure = self.scenario.measure
         cut = self.interrupted or measure.horizon_s is not None or not measure.drain
-        self.ledger.close(self._now, self._sent, cut=cut)
+        self.ledger.close(self._now, cut=cut)
         self.on_progress(self._sent)
 
     # -- arrivals
 
-    def _schedule_arrival(self, index: int) -> None:
-        arrivals = self.world.known.arrival_ps
-        if index < len(arrivals):
-            self._at(int(arrivals[index]), _Order.ARRIVAL, self._arrive)
-        elif self.scenario.measure.horizon_s is None and not self.scenario.measure.drain:
-            self._at(self._now, _Order.STOP, self._stop_run)
+    def _schedule_next_arrival(self) -> None:
+        """Plan the next of the requests that come by the clock; those that wait for others come by their ends."""
+        index = self._followups.next_by_clock()
+        if index is not None:
+            self._schedule_arrival(index, int(self.world.known.arrival_ps[index]))
 
-    def _arrive(self) -> None:
+    def _schedule_arrival(self, index: int, at_ps: int) -> None:
+        heappush(self._planned, at_ps)
+        self._at(at_ps, _Order.ARRIVAL, lambda: self._arrive(index))
+
+    def _arrive(self, index: int) -> None:
         if self.interrupted:
             self._stop_run()
             return
-        request = self._known.request(self._sent)
+        heappop(self._planned)
+        request = self._known.request(index, self._now)
         replica = self._replicas[self._sent % len(self._replicas)]
         router = replica.router
         if self._observations.wanted(replica.number):
-            self._collect_now()
+            self._advance()
+            self._collect()
             self._observations.deliver(replica.number, self._now)
         if router.needs_view:
             self._refresh_before(replica)
@@ -248,13 +194,44 @@ class SimulatedCluster:
         before = time.perf_counter_ns()
         decision = router.route(request, view)
         self.decision_time_ns += time.perf_counter_ns() - before
-        if decision.instance != SHED:
-            self._dispatch(replica, decision.instance, request, self._now + view.router_delay_ps)
         self.ledger.record_decision(request, decision, view, router.needs_view)
         self._sent += 1
+        if decision.instance != SHED:
+            self._dispatch(replica, decision.instance, request, self._now + view.router_delay_ps)
+        else:
+            self._release([request.index])
         if self._sent % 64 == 0:
             self.on_progress(self._sent)
-        self._schedule_arrival(self._sent)
+        if not self._followups.waits(index):
+            self._schedule_next_arrival()
+        if (
+            self._sent == len(self._known)
+            and self.scenario.measure.horizon_s is None
+            and not self.scenario.measure.drain
+        ):
+            self._at(self._now, _Order.STOP, self._stop_run)
+
+    # -- requests that wait for others
+
+    def _release(self, ended: list[int]) -> None:
+        """Plan the requests that waited for these."""
+        for index, at_ps in self._followups.released(ended):
+            self._schedule_arrival(index, max(at_ps, self._now))
+
+    def _watch(self, j: int) -> None:
+        """Wake up at the next end at an instance, if somebody waits for one."""
+        if not self._followups:
+            return
+        end = self._instances[j].engine.next_end()
+        ticket = self._followups.new_ticket(j)
+        if end < _native.NEVER:
+            self._at(max(end, self._now), _Order.END, lambda: self._on_end(j, ticket))
+
+    def _on_end(self, j: int, ticket: int) -> None:
+        if self._followups.is_current(j, ticket):
+            self._instances[j].engine.advance_to(self._now)
+            self._collect_from(self._instances[j])
+            self._watch(j)
 
     def _dispatch(self, replica: _Replica, j: int, request: Request, sent_ps: int) -> None:
         chosen = self._instances[j]
@@ -263,6 +240,9 @@ class SimulatedCluster:
         if replica.router.needs_view:
             self._record_dispatch(replica, j, request, sent_ps)
         self._observations.sent(replica.number, request, j)
+        if self._followups:
+            self._collect_from(chosen)  # it may have been rejected
+            self._watch(j)
 
     def _record_dispatch(self, replica: _Replica, j: int, request: Request, sent_ps: int) -> None:
         prompt_tokens = int(request.prompt_tokens[j])
@@ -342,7 +322,7 @@ class SimulatedCluster:
         self._advance()
         snapshots = [instance.snapshot() for instance in self._instances]
         self._at(self._now + delay, _Order.REFRESH, lambda: self._show(self._replicas, snapshots))
-        if self._sent < len(self.world.known):
+        if self._planned or self.ledger.num_open:
             at = self._now + self._idle_steps(interval, delay) * interval
             self._at(at, _Order.CAPTURE, lambda: self._capture_periodic(interval, delay))
 
@@ -352,10 +332,9 @@ class SimulatedCluster:
         While nothing is resident nothing changes until the next arrival, so idle time costs nothing.
         """
         self._collect()
-        if self.ledger.num_open or self._sent == len(self.world.known):
+        if self.ledger.num_open or not self._planned:
             return 1
-        idle = int(self.world.known.arrival_ps[self._sent]) - lead - self._now
-        return max(idle // interval, 1)
+        return max((self._planned[0] - lead - self._now) // interval, 1)
 
     def _schedule_capture(self, index: int, delay: int) -> None:
         """Capture what a router will see at an arrival, one publish delay before it."""
@@ -373,11 +352,13 @@ class SimulatedCluster:
 
     def _collect(self) -> None:
         for instance in self._instances:
-            self._observations.add(self.ledger.collect(instance.spec.index, instance.engine))
+            self._collect_from(instance)
 
-    def _collect_now(self) -> None:
-        self._advance()
-        self._collect()
+    def _collect_from(self, instance: SimulatedInstance) -> None:
+        events = self.ledger.collect(instance.spec.index, instance.engine)
+        self._observations.add(events)
+        if self._followups and len(events):
+            self._release(events[events[:, 3] >= int(_native.EventKind.finished), 0].tolist())
 
     def _sample(self) -> None:
         self._advance()
@@ -385,9 +366,8 @@ class SimulatedCluster:
         steps = self._idle_steps(interval, 0)
         for instance in self._instances:
             self.ledger.record_sample(self._now, instance.spec.index, instance.engine)
-        everything_sent = self._sent == len(self.world.known)
-        endless = self.scenario.measure.horizon_s is None
-        if self.interrupted or (everything_sent and endless and self.ledger.num_open == 0):
+        done = not self._planned and self.ledger.num_open == 0
+        if self.interrupted or (done and self.scenario.measure.horizon_s is None):
             self._stop_run()
             return
         self._at(self._now + steps * interval, _Order.SAMPLE, self._sample)

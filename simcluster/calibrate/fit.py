@@ -16,6 +16,7 @@ from scipy.optimize import least_squares, nnls
 
 from simcluster.card import StepKind, StepTimeFit, StepTimeForm, Term
 from simcluster.errors import CalibrationError
+from simcluster.rng import seeded
 
 __all__ = [
     "HINGE_GRID",
@@ -195,7 +196,7 @@ def bootstrap_intervals(
     """
     weights = _checked_weights(weights, len(steps))
     blocks = _blocks(len(steps))
-    random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(_BOOTSTRAP_SEED)))
+    random = seeded(_BOOTSTRAP_SEED)
     design = _design(steps, terms, fit.hinge_tokens)
     actual = _column(steps, "step_s")
     draws = np.empty((_RESAMPLES, len(terms)))

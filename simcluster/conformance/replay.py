@@ -6,20 +6,77 @@ batch unless there is room for another one. The file format is described in test
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from simcluster import _native
 
-__all__ = ["Difference", "compare", "scheduler_config"]
+__all__ = ["OUTPUT_BASE", "Difference", "EngineLoop", "LoopScheduler", "compare", "scheduler_config"]
 
-_OUTPUT_BASE = 1_000_000
+OUTPUT_BASE = 1_000_000
 _PS_PER_UNIT = 1_000_000  # arrival_time in a file is a small float and only an ordering key
 _POLICIES = {"fcfs": _native.Policy.fcfs, "priority": _native.Policy.priority}
 _REASONS = {_native.EndReason.stop: "stop", _native.EndReason.length: "length"}
 
 Json = dict[str, Any]
+
+
+class LoopScheduler(Protocol):
+    """What the engine loop needs of a scheduler: the native one, or vLLM's."""
+
+    def add(
+        self,
+        id: int,  # noqa: A002
+        prompt_tokens: int,
+        max_tokens: int,
+        eos_at: int = 0,
+        priority: int = 0,
+        arrival_time: int = 0,
+        prompt: Sequence[tuple[int, int]] = ...,
+        first_output: int = 0,
+    ) -> None:
+        """Add a request."""
+        ...
+
+    def abort(self, id: int) -> bool:  # noqa: A002
+        """Drop a request; False if it is not here."""
+        ...
+
+    def has_requests(self) -> bool:
+        """Whether anything is left to schedule or to flush."""
+        ...
+
+    def schedule(self) -> tuple[Any, list[int], list[int]]:
+        """Run one pass: (batch, ids preempted, ids that can never fit)."""
+        ...
+
+    def update(self, batch: Any) -> list[tuple[int, _native.EndReason]]:
+        """Process the results of a batch: (id, end reason) in order."""
+        ...
+
+    def cached_tokens(self, id: int) -> int:  # noqa: A002
+        """Prefix hit [tokens] of a running request at its first admission."""
+        ...
+
+    def block_table(self, id: int) -> list[int]:  # noqa: A002
+        """Block ids of a running request."""
+        ...
+
+    @property
+    def running(self) -> list[int]:
+        """Ids of the running, in their order."""
+        ...
+
+    @property
+    def waiting(self) -> list[int]:
+        """Ids of the waiting, in their order."""
+        ...
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Free blocks of the KV cache."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +144,26 @@ def scheduler_config(config: Json, vllm_version: str) -> _native.SchedulerConfig
 
 
 @dataclass(slots=True)
-class _Replay:
-    """The engine loop around one scheduler, producing records like those of the file."""
+class EngineLoop:
+    """The engine loop around one scheduler, producing records like those of the file.
+
+    Attributes:
+        scenario: its `config` and `requests` are read.
+        scheduler: an empty scheduler with the options of `config`.
+        summary: per request, what became of it; complete when `records` has ended.
+        totals: sums over the run; likewise.
+    """
 
     scenario: Json
-    scheduler: _native.Scheduler = field(init=False)
+    scheduler: LoopScheduler
     arrivals: deque[int] = field(init=False)
     aborts: deque[tuple[int, int]] = field(init=False)
-    in_flight: deque[tuple[int, _native.Batch]] = field(default_factory=deque)
+    in_flight: deque[tuple[int, Any]] = field(default_factory=deque)
     summary: list[_Summary] = field(init=False)
     totals: _Totals = field(default_factory=_Totals)
 
     def __post_init__(self) -> None:
         requests = self.scenario["requests"]
-        config = scheduler_config(self.scenario["config"], self.scenario["vllm"])
-        self.scheduler = _native.Scheduler(config)
         order = sorted(range(len(requests)), key=lambda r: (requests[r]["arrival_iter"], r))
         self.arrivals = deque(order)
         aborts = [(q["abort_iter"], r) for r, q in enumerate(requests)]
@@ -142,7 +204,7 @@ class _Replay:
                 priority=q["priority"],
                 arrival_time=round(q["arrival_time"] * _PS_PER_UNIT),
                 prompt=[(first, count) for first, count in q["prompt"]],
-                first_output=_OUTPUT_BASE * (r + 1),
+                first_output=OUTPUT_BASE * (r + 1),
             )
             added.append(r)
         while self.aborts and self.aborts[0][0] <= iteration:
@@ -158,7 +220,7 @@ class _Replay:
 
     def _run_pass(self, iteration: int, record: Json) -> list[tuple[int, int, int]]:
         batch, preempted, failed = self.scheduler.schedule()
-        entries = batch.entries
+        entries: list[tuple[int, int, int]] = batch.entries
         record["sched"] = [list(entry) for entry in entries]
         if preempted:
             record["preempted"] = preempted
@@ -221,7 +283,8 @@ def compare(scenario: Json) -> Difference | None:
     Raises:
         KeyError: a field of the format is missing.
     """
-    replay = _Replay(scenario)
+    scheduler = _native.Scheduler(scheduler_config(scenario["config"], scenario["vllm"]))
+    replay = EngineLoop(scenario, scheduler)
     records = replay.records()
     for expected in scenario["iterations"]:
         found = next(records, None)

@@ -45,6 +45,7 @@ def build_world(scenario: Scenario, path: Path) -> World:
         notes.append(f"the trace says: {trace.metadata['source']}")
     for spec in instances:  # without shared prefixes block identities never matter, and counts are kept instead
         spec.engine.shared_prefixes = trace.prefix_offsets is not None
+    _check_closed_loop(scenario, path, trace)
     known, truth = _build_requests(scenario, path, trace, instances, notes)
     inputs["cards"] = {card.name: card.source_sha256 for card in cards}
     return World(
@@ -55,12 +56,24 @@ def build_world(scenario: Scenario, path: Path) -> World:
         task=trace.task_labels(),
         known=known,
         truth=truth,
+        after=trace.after,
+        think_ps=None if trace.think_ns is None else trace.think_ns * PS_PER_NS,
         cost_weight=scenario.routing.cost_weight,
         assumptions=tuple(dict.fromkeys(notes)),
         warnings=tuple(dict.fromkeys(warnings)),
         notes=trace.notes,
         inputs=inputs,
     )
+
+
+def _check_closed_loop(scenario: Scenario, path: Path, trace: Trace) -> None:
+    """Refuse a view that would have to be captured before it is known when a request arrives."""
+    routing = scenario.routing
+    if trace.after is not None and routing.publish_delay_s > 0 and routing.refresh_interval_s == 0:
+        raise ConfigError(
+            f"{path}: routing.publish_delay_s = {routing.publish_delay_s:g}; must be 0, or refresh_interval_s above 0, "
+            "with a trace whose requests wait for others"
+        )
 
 
 def _build_instances(
@@ -183,12 +196,11 @@ def _build_requests(
     output: IntArray = np.stack([by_model.get(m, trace.output_tokens) for m in models], axis=1)
     quality = _quality(scenario, path, trace, models, notes)
     known = _known(scenario, trace, instances, prompt, output, quality, notes)
-    cancel = np.where(trace.cancel_ns >= 0, trace.arrival_ns + trace.cancel_ns, -1)
     truth = RequestTruth(
         output_tokens=output,
         quality=quality,
         ends_by_length=trace.ends_by_length,
-        cancel_ps=np.where(cancel >= 0, cancel * PS_PER_NS, -1),
+        cancel_after_ps=np.where(trace.cancel_ns >= 0, trace.cancel_ns * PS_PER_NS, -1),
     )
     return known, truth
 

@@ -30,11 +30,10 @@ def _numbers(values: FloatArray) -> pa.Array:
 def requests_table(ledger: Ledger) -> pa.Table:
     """Return one row per request that was sent, in order of arrival."""
     world, known = ledger.world, ledger.world.known
-    n = ledger.num_sent
     names = np.array([spec.name for spec in world.instances], dtype=object)
     models = np.array([spec.model for spec in world.instances], dtype=object)
     at = ledger.instance
-    first, end, arrival = ledger.first_token_ps, ledger.end_ps, known.arrival_ps
+    first, end, arrival = ledger.first_token_ps, ledger.end_ps, ledger.arrival_ps
     no_token, unfinished = first == NEVER, ledger.status != Status.FINISHED
     nowhere = at < 0  # turned away
     steps = np.maximum(ledger.output_tokens - 1, 1)
@@ -67,7 +66,8 @@ def requests_table(ledger: Ledger) -> pa.Table:
         "cost_micro_usd": pa.array(ledger.cost()),
         "utility": _numbers(ledger.utility()),
     }
-    return pa.table(columns, schema=REQUESTS).slice(0, n)
+    sent = np.flatnonzero(arrival != NEVER)
+    return pa.table(columns, schema=REQUESTS).take(sent[np.argsort(arrival[sent], kind="stable")])
 
 
 def decisions_table(ledger: Ledger) -> pa.Table:

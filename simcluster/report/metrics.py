@@ -32,9 +32,13 @@ class Window:
         return self.end_s - self.start_s
 
     def holds(self, column: str) -> pl.Expr:
-        """Return whether the instants [ns] of a column lie inside."""
-        seconds = pl.col(column) / 1e9
-        return seconds.is_between(self.start_s, self.end_s)
+        """Return whether the instants [ns] of a column lie inside; whole numbers decide at the ends."""
+        return pl.col(column).is_between(*self.bounds_ns)
+
+    @property
+    def bounds_ns(self) -> tuple[int, int]:
+        """Both ends [ns]."""
+        return round(self.start_s * 1e9), round(self.end_s * 1e9)
 
 
 def measured_window(
@@ -161,15 +165,14 @@ def _tokens_inside(requests: pl.DataFrame, window: Window) -> float:
     taken as evenly spaced from the first to the last; of one without an end, all were delivered before the cut.
     """
     tokens = pl.col("output_tokens")
-    first, last = pl.col("first_token_ns") / 1e9, (pl.col("end_ns") / 1e9).fill_null(window.end_s)
-    after_first = tokens - 1
+    start, end = window.bounds_ns
+    first, last = pl.col("first_token_ns"), pl.col("end_ns").fill_null(end)
     span = last - first
-    lower, upper = first.clip(lower_bound=window.start_s), last.clip(upper_bound=window.end_s)
-    inside = (upper - lower).clip(lower_bound=0.0)
+    inside = (last.clip(upper_bound=end) - first.clip(lower_bound=start)).clip(lower_bound=0)
     share = pl.when(span > 0).then(inside / span).otherwise(1.0)
-    head = first.is_between(window.start_s, window.end_s).cast(pl.Float64)
-    overlap = (last >= window.start_s) & (first <= window.end_s)
-    counted = pl.when(overlap).then(head + after_first * share).otherwise(0.0)
+    head = first.is_between(start, end).cast(pl.Float64)
+    overlap = (last >= start) & (first <= end)
+    counted = pl.when(overlap).then(head + (tokens - 1) * share).otherwise(0.0)
     rows = requests.filter(pl.col("first_token_ns").is_not_null() & (tokens > 0))
     return float(rows.select(counted.sum()).item() or 0.0)
 

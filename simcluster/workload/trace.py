@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from simcluster.workload.trace_columns import IntArray, MapArrays, StrArray
 
-__all__ = ["Trace"]
+__all__ = ["Trace", "row_names"]
 
 _MAPS = ("prompt_tokens_by_model", "output_tokens_by_model", "quality_by_model")
 _NOT_ROWS = (
@@ -44,6 +45,10 @@ class Trace:
         task: index into task_names, int32; None without a task column.
         task_names: names of the tasks, sorted.
         session_id: ids of conversations, Python strings or None per row; None without the column.
+        after: index of the earlier request that must end before this one is sent; -1 for a request that
+            comes at its own arrival; None where all do. For a request with one, arrival_ns is nominal:
+            the recorded arrival, or the earliest possible one, as if answers took no time.
+        think_ns: from the end of that request to the sending of this one [ns]; 0 without one.
         prompt_tokens_by_model: prompt length by each model's own tokenizer [tokens], per model.
         output_tokens_by_model: true answer length of each model [tokens], per model.
         quality_by_model: true quality of each model's answer, 0 to 1, per model.
@@ -70,6 +75,8 @@ class Trace:
     task: npt.NDArray[np.int32] | None = None
     task_names: tuple[str, ...] = ()
     session_id: StrArray | None = None
+    after: IntArray | None = None
+    think_ns: IntArray | None = None
     prompt_tokens_by_model: MapArrays = field(default_factory=dict)
     output_tokens_by_model: MapArrays = field(default_factory=dict)
     quality_by_model: MapArrays = field(default_factory=dict)
@@ -89,18 +96,21 @@ class Trace:
         """Return a trace of these columns; optional ones are named as the attributes.
 
         Raises:
-            ValueError: two columns have different lengths.
+            ValueError: two columns have different lengths, or a request waits for a later one.
         """
         n = len(arrival_ns)
         columns: dict[str, Any] = {
-            "request_id": np.array([str(row) for row in range(n)], dtype=object),
-            "max_tokens": np.full(n, -1, dtype=np.int64),
-            "ends_by_length": np.zeros(n, dtype=np.bool_),
-            "priority": np.zeros(n, dtype=np.int64),
-            "cancel_ns": np.full(n, -1, dtype=np.int64),
-            "slo_ttft_ns": np.full(n, -1, dtype=np.int64),
+            # One value for all rows takes no memory; such an array is read only.
+            "max_tokens": np.broadcast_to(np.int64(-1), n),
+            "ends_by_length": np.broadcast_to(np.bool_(False), n),
+            "priority": np.broadcast_to(np.int64(0), n),
+            "cancel_ns": np.broadcast_to(np.int64(-1), n),
+            "slo_ttft_ns": np.broadcast_to(np.int64(-1), n),
         }
         columns.update(optional)
+        if "request_id" not in columns:
+            columns["request_id"] = row_names(np.arange(n))
+        columns |= _links(columns.get("after"), columns.get("think_ns"))
         return cls(
             arrival_ns=arrival_ns,
             prompt_tokens=prompt_tokens,
@@ -115,6 +125,10 @@ class Trace:
                 raise ValueError(f"{name} has {len(column)} rows, arrival_ns has {n}")
         if self.prefix_offsets is not None and len(self.prefix_offsets) != n + 1:
             raise ValueError(f"prefix_offsets must have {n + 1} entries")
+        if (self.after is None) != (self.think_ns is None):
+            raise ValueError("after and think_ns come together")
+        if self.after is not None and (self.after >= np.arange(n)).any():
+            raise ValueError("a request can only wait for one of an earlier row")
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
@@ -142,8 +156,13 @@ class Trace:
     def take(self, rows: npt.ArrayLike) -> "Trace":
         """Return the requests at these positions, in this order; arrivals are not moved.
 
+        A request whose predecessor (`after`) is left out comes at its nominal arrival.
+
         Args:
             rows: positions or a mask, shape (m,) or (n,).
+
+        Raises:
+            ValueError: a request would stand before the one that it waits for.
         """
         index = np.arange(len(self))[np.asarray(rows)]
         changes: dict[str, Any] = {name: column[index] for name, column in self._rows().items() if "[" not in name}
@@ -155,6 +174,11 @@ class Trace:
             shift = np.repeat(self.prefix_offsets[index] - offsets[:-1], counts)
             changes["prefix_offsets"] = offsets
             changes["prefix_values"] = self.prefix_values[np.arange(offsets[-1]) + shift]
+        if self.after is not None and self.think_ns is not None:
+            position = np.full(len(self), -1, dtype=np.int64)
+            position[index] = np.arange(len(index))
+            after = self.after[index]
+            changes |= _links(np.where(after >= 0, position[after], -1), self.think_ns[index])
         return replace(self, **changes)
 
     def with_arrivals(self, arrival_ns: IntArray) -> "Trace":
@@ -191,3 +215,17 @@ class Trace:
             and self.prefix_block_size == other.prefix_block_size
             and self.metadata == other.metadata
         )
+
+
+def row_names(rows: IntArray) -> StrArray:
+    """Return row numbers as ids, Python strings, shape (n,)."""
+    names: StrArray = pa.array(rows).cast(pa.string()).to_numpy(zero_copy_only=False)
+    return names
+
+
+def _links(after: IntArray | None, think_ns: IntArray | None) -> dict[str, IntArray | None]:
+    """Return both columns, without think times where nothing is waited for; None where no request waits."""
+    if after is None or not (after >= 0).any():
+        return {"after": None, "think_ns": None}
+    think_ns = np.zeros(len(after), dtype=np.int64) if think_ns is None else think_ns
+    return {"after": after, "think_ns": np.where(after >= 0, think_ns, 0)}

@@ -3,8 +3,8 @@
 Every check works on whole columns and names the first offending row of the file, counted from 1.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from simcluster.errors import TraceError
 
-__all__ = ["FloatArray", "IntArray", "MapArrays", "StrArray", "TraceColumns"]
+__all__ = ["FloatArray", "IntArray", "MapArrays", "StrArray", "TraceColumns", "counted", "listed"]
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -32,11 +32,13 @@ class TraceColumns:
         path: the file, as the user named it.
         table: the columns, n rows.
         file_rows: the row of the file that each row of the table came from, from 0, shape (n,).
+        place: what messages call such a row.
     """
 
     path: str
     table: pa.Table
     file_rows: IntArray
+    place: str = "row"
 
     def has(self, name: str) -> bool:
         """Return whether the column is there."""
@@ -46,7 +48,7 @@ class TraceColumns:
         """Return these rows in this order; they keep their row numbers in the file."""
         if np.array_equal(rows, np.arange(len(self.file_rows))):
             return self
-        return TraceColumns(self.path, self.table.take(pa.array(rows)), self.file_rows[rows])
+        return replace(self, table=self.table.take(pa.array(rows)), file_rows=self.file_rows[rows])
 
     def fail(self, name: str, bad: npt.NDArray[np.bool_], found: str, allowed: str) -> NoReturn:
         """Raise a TraceError that names the first row marked bad and counts the others.
@@ -57,7 +59,7 @@ class TraceColumns:
         rows = np.flatnonzero(bad)
         more = f" (and {len(rows) - 1} more such rows)" if len(rows) > 1 else ""
         row = int(self.file_rows[rows[0]]) + 1
-        raise TraceError(f"{self.path}: {name}, row {row}: found {found}{more}; {allowed}")
+        raise TraceError(f"{self.path}: {name}, {self.place} {row}: found {found}{more}; {allowed}")
 
     def integers(self, name: str, low: int, high: int, null: int | None = None) -> IntArray:
         """Return an integer column of any width, int64, shape (n,).
@@ -120,6 +122,14 @@ class TraceColumns:
             self._refuse_nulls(name, array)
         values: StrArray = array.to_numpy(zero_copy_only=False)
         return values
+
+    def texts(self, name: str) -> Any:
+        """Return text or integers as an Arrow array of large strings, n entries, nulls left as they are.
+
+        Raises:
+            TraceError: another type.
+        """
+        return self._text(name)
 
     def unique_strings(self, name: str) -> StrArray:
         """Return text without repetitions, object array, shape (n,).
@@ -308,3 +318,13 @@ class TraceColumns:
         if lacking.sum() * 2 > len(times):
             self.fail(name, ~lacking, f"{key}, which other rows lack", allowed)
         self.fail(name, lacking, f"no {key}, which other rows have", allowed)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Join names of columns, spelling out those that a terminal could not show."""
+    return ", ".join(name if name.isprintable() else repr(name) for name in names)
+
+
+def counted(count: int, thing: str = "row") -> str:
+    """Write a number of things, such as `1 row` or `2,000 rows`."""
+    return f"{count:,} {thing}" + ("" if count == 1 else "s")

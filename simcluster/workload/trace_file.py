@@ -15,38 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from simcluster.errors import TraceError
-from simcluster.workload.trace import Trace
-from simcluster.workload.trace_columns import IntArray, MapArrays, TraceColumns
+from simcluster.workload.trace import Trace, row_names
+from simcluster.workload.trace_columns import IntArray, TraceColumns, counted, listed
+from simcluster.workload.trace_schema import COLUMNS, KEY, MAX_SPAN_NS, MAX_TOKENS, OWN_KEYS, SCHEMA_VERSION
+from simcluster.workload.turns import read_turns
 
-__all__ = ["SCHEMA_VERSION", "read_trace", "write_trace"]
+__all__ = ["read_trace"]
 
-SCHEMA_VERSION = "1"
-
-_KEY = "simcluster."  # prefix of our keys in the file's metadata, which other writers share
-_OWN_KEYS = ("schema_version", "units", "prefix_block_size")
-_UNITS = "*_ns nanoseconds, *_s seconds, *_tokens tokens, quality 0 to 1"
-_MAX_SPAN_NS = 3653 * 86_400 * 10**9  # 10 years
-_MAX_TOKENS = 2**31
 _BROKEN = (pa.ArrowException, OSError, UnicodeDecodeError)  # what a damaged file can raise
-_COLUMNS = (
-    "request_id",
-    "arrival_ns",
-    "arrival_s",
-    "prompt_tokens",
-    "output_tokens",
-    "max_tokens",
-    "finish",
-    "priority",
-    "cancel_s",
-    "task",
-    "session_id",
-    "slo_ttft_s",
-    "prompt_tokens_by_model",
-    "output_tokens_by_model",
-    "quality_by_model",
-    "prefix_hashes",
-    "prompt",
-)
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
@@ -66,38 +42,50 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     table = _read_table(file, names, where)
     columns = TraceColumns(where, table, np.arange(table.num_rows, dtype=np.int64))
     arrival = "arrival_ns" if columns.has("arrival_ns") else "arrival_s"
-    arrival_ns = columns.instants_ns(arrival, _MAX_SPAN_NS)
-    prompt_tokens = columns.integers("prompt_tokens", 0, _MAX_TOKENS)
-    output_tokens = columns.integers("output_tokens", 0, _MAX_TOKENS)
+    arrival_ns = columns.instants_ns(arrival, MAX_SPAN_NS)
+    prompt_tokens = columns.integers("prompt_tokens", 0, MAX_TOKENS)
+    output_tokens = columns.integers("output_tokens", 0, MAX_TOKENS)
 
     kept, skipped = _kept_rows(where, prompt_tokens, output_tokens)
-    rows = kept[np.argsort(arrival_ns[kept], kind="stable")]
+    arrivals = _taken(arrival_ns, kept)
+    early = int((np.diff(arrivals) < 0).sum())
+    rows = kept[np.argsort(arrivals, kind="stable")] if early else kept
     shift = min(int(arrival_ns[rows[0]]), 0)
     span_ns = int(arrival_ns[rows[-1]]) - shift
-    if span_ns > _MAX_SPAN_NS:
+    if span_ns > MAX_SPAN_NS:
         raise TraceError(
             f"{where}: {arrival}: found a trace of {span_ns / 1e9:g} s; allowed is 10 years; check"
             " the unit of the column"
         )
-    early = int((np.diff(arrival_ns[kept]) < 0).sum())
-    unknown = [name for name in names if name not in _COLUMNS]
-    notes = [f"skipped {_counted(count)} ({reason})" for reason, count in skipped.items()]
+    taken = columns.take(rows)
+    turns, orphans = read_turns(columns, taken)
+    unknown = [name for name in names if name not in COLUMNS]
+    notes = [f"skipped {counted(count)} ({reason})" for reason, count in skipped.items()]
     if early:
-        notes.append(f"sorted: {_counted(early)} arrived before the row above")
+        notes.append(f"sorted: {counted(early)} arrived before the row above")
     if shift < 0:
         notes.append(f"rebased: the first arrival was at {shift / 1e9:g} s and is now at 0 s")
+    if orphans:
+        notes.append(f"{counted(orphans)} waited for a skipped row: now sent at their own arrival")
     if unknown:
-        notes.append(f"ignored columns: {_listed(unknown)}")
+        notes.append(f"ignored columns: {listed(unknown)}")
+    prompt_tokens = _taken(prompt_tokens, rows)
     return Trace.from_columns(
-        arrival_ns[rows] - shift,
-        prompt_tokens[rows],
-        output_tokens[rows],
-        **_optional_columns(columns.take(rows), prompt_tokens[rows], block_size),
+        _taken(arrival_ns, rows) - shift if shift else _taken(arrival_ns, rows),
+        prompt_tokens,
+        _taken(output_tokens, rows),
+        **_optional_columns(taken, prompt_tokens, block_size),
+        **turns,
         metadata=metadata,
         notes=tuple(notes),
         skipped=skipped,
         sha256=digest,
     )
+
+
+def _taken(values: IntArray, rows: IntArray) -> IntArray:
+    """Return the values of these ascending or reordered rows, without a copy if these are all of them in order."""
+    return values if len(rows) == len(values) and bool(np.all(np.diff(rows) == 1)) else values[rows]
 
 
 def _kept_rows(where: str, prompt_tokens: IntArray, output_tokens: IntArray) -> tuple[IntArray, dict[str, int]]:
@@ -116,14 +104,6 @@ def _kept_rows(where: str, prompt_tokens: IntArray, output_tokens: IntArray) -> 
     return kept, skipped
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(name if name.isprintable() else repr(name) for name in names)
-
-
-def _counted(count: int) -> str:
-    return f"{count:,} row" + ("" if count == 1 else "s")
-
-
 def _open(path: Path, where: str) -> tuple[Any, list[str], str]:
     """Open a Parquet file; return it with its column names and the hash of the same bytes."""
     try:
@@ -140,7 +120,7 @@ def _open(path: Path, where: str) -> tuple[Any, list[str], str]:
 
 def _read_table(file: Any, names: list[str], where: str) -> Any:
     """Return the known columns of a file that has those which a trace needs."""
-    known = [name for name in _COLUMNS if name in names]
+    known = [name for name in COLUMNS if name in names]
     for name in known:
         if names.count(name) > 1:
             raise TraceError(f"{where}: {name}: found the column twice; allowed is once")
@@ -150,7 +130,7 @@ def _read_table(file: Any, names: list[str], where: str) -> Any:
         lacking.insert(0, "arrival_ns or arrival_s")
     if lacking:
         raise TraceError(
-            f"{where}: found no column {' and no column '.join(lacking)}, only {_listed(names)};"
+            f"{where}: found no column {' and no column '.join(lacking)}, only {listed(names)};"
             " rename or add the column"
         )
     if len(arrivals) == 2:
@@ -175,19 +155,19 @@ def _read_metadata(file: Any, where: str) -> tuple[dict[str, str], int | None]:
     """Return the keys that describe the trace, and the block size of its prefix hashes."""
     raw: dict[bytes, bytes] = file.metadata.metadata or {}
     texts = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in raw.items()}
-    ours = {key.removeprefix(_KEY): text for key, text in texts.items() if key.startswith(_KEY)}
+    ours = {key.removeprefix(KEY): text for key, text in texts.items() if key.startswith(KEY)}
     version = ours.get("schema_version", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
         raise TraceError(
-            f"{where}: metadata {_KEY}schema_version: found {version!r}; allowed is"
+            f"{where}: metadata {KEY}schema_version: found {version!r}; allowed is"
             f" {SCHEMA_VERSION!r}; write the trace again with this version of simcluster"
         )
     block = ours.get("prefix_block_size")
     if block is not None and not (block.isascii() and block.isdigit() and int(block) > 0):
         raise TraceError(
-            f"{where}: metadata {_KEY}prefix_block_size: found {block!r}; allowed is a whole number of tokens above 0"
+            f"{where}: metadata {KEY}prefix_block_size: found {block!r}; allowed is a whole number of tokens above 0"
         )
-    rest = {key: text for key, text in ours.items() if key not in _OWN_KEYS}
+    rest = {key: text for key, text in ours.items() if key not in OWN_KEYS}
     return rest, None if block is None else int(block)
 
 
@@ -195,7 +175,7 @@ def _optional_columns(columns: TraceColumns, prompt_tokens: IntArray, block_size
     """Return the optional columns that the file has, as arguments of Trace.from_columns."""
     readers: dict[str, Callable[[str], dict[str, Any]]] = {
         "request_id": lambda name: {name: columns.unique_strings(name)},
-        "max_tokens": lambda name: {name: columns.integers(name, 1, _MAX_TOKENS, null=-1)},
+        "max_tokens": lambda name: {name: columns.integers(name, 1, MAX_TOKENS, null=-1)},
         "finish": lambda name: {"ends_by_length": _ends_by_length(columns, name)},
         "priority": lambda name: {name: columns.integers(name, -(2**31), 2**31 - 1)},
         "cancel_s": lambda name: {"cancel_ns": columns.durations_ns(name, zero_allowed=True)},
@@ -203,16 +183,17 @@ def _optional_columns(columns: TraceColumns, prompt_tokens: IntArray, block_size
         "task": lambda name: dict(zip(("task", "task_names"), columns.categories(name), strict=True)),
         "session_id": lambda name: {name: columns.strings(name, nullable=True)},
         "prompt": lambda name: {name: columns.strings(name)},
-        "prompt_tokens_by_model": lambda name: {name: columns.integers_by_key(name, 1, _MAX_TOKENS)},
-        "output_tokens_by_model": lambda name: {name: columns.integers_by_key(name, 1, _MAX_TOKENS)},
+        "prompt_tokens_by_model": lambda name: {name: columns.integers_by_key(name, 1, MAX_TOKENS)},
+        "output_tokens_by_model": lambda name: {name: columns.integers_by_key(name, 1, MAX_TOKENS)},
         "quality_by_model": lambda name: {name: columns.numbers_by_key(name, 0.0, 1.0)},
         "prefix_hashes": lambda name: _prefix_columns(columns, name, prompt_tokens, block_size),
     }
-    row_numbers = np.array([str(row) for row in columns.file_rows.tolist()], dtype=object)
-    found: dict[str, Any] = {"request_id": row_numbers}
+    found: dict[str, Any] = {}
     for name, read in readers.items():
         if columns.has(name):
             found |= read(name)
+    if "request_id" not in found:
+        found["request_id"] = row_names(columns.file_rows)
     return found
 
 
@@ -227,7 +208,7 @@ def _prefix_columns(
     """Return the prefix hashes; a prompt has one per block begun, or none (nothing known)."""
     if block_size is None:
         raise TraceError(
-            f"{columns.path}: {name}: found no {_KEY}prefix_block_size in the file's"
+            f"{columns.path}: {name}: found no {KEY}prefix_block_size in the file's"
             " metadata; add the number of tokens that one hash covers"
         )
     offsets, values = columns.integer_lists(name)
@@ -243,84 +224,3 @@ def _prefix_columns(
             f"allowed is one per {block_size} tokens begun, here {needed[row]}, or none at all",
         )
     return {"prefix_offsets": offsets, "prefix_values": values, "prefix_block_size": block_size}
-
-
-def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
-    """Write a trace file, whole or not at all; equal traces give equal bytes.
-
-    Optional columns that say nothing (all at their default) are left out.
-
-    Raises:
-        TraceError: the file cannot be written.
-        ValueError: the trace's metadata uses a key that the file format sets itself.
-    """
-    taken = sorted(set(trace.metadata) & set(_OWN_KEYS))
-    if taken:
-        raise ValueError(f"metadata {taken[0]!r} is set by the file format; use another key")
-    metadata = {"schema_version": SCHEMA_VERSION, "units": _UNITS, **trace.metadata}
-    if trace.prefix_block_size is not None:
-        metadata["prefix_block_size"] = str(trace.prefix_block_size)
-    table = pa.table(_arrow_columns(trace))
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        # Without Arrow's own schema in the metadata the file says the same thing only once.
-        with pq.ParquetWriter(partial, table.schema, compression="zstd", store_schema=False) as writer:
-            writer.write_table(table)
-            writer.add_key_value_metadata({_KEY + key: metadata[key] for key in sorted(metadata)})
-        partial.replace(path)
-    except OSError as error:
-        raise TraceError(
-            f"{path}: cannot write the trace ({error.strerror or error}); give a path in a folder"
-            " that exists and is writable"
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _arrow_columns(trace: Trace) -> dict[str, Any]:
-    columns: dict[str, Any] = {
-        "request_id": pa.array(trace.request_id, pa.string()),
-        "arrival_ns": pa.array(trace.arrival_ns, pa.int64()),
-        "prompt_tokens": pa.array(trace.prompt_tokens, pa.int64()),
-        "output_tokens": pa.array(trace.output_tokens, pa.int64()),
-    }
-    if (trace.max_tokens >= 0).any():
-        columns["max_tokens"] = pa.array(trace.max_tokens, mask=trace.max_tokens < 0)
-    if trace.ends_by_length.any():
-        columns["finish"] = pa.array(np.where(trace.ends_by_length, "length", "eos"), pa.string())
-    if trace.priority.any():
-        columns["priority"] = pa.array(trace.priority, pa.int64())
-    for name, values in (("cancel_s", trace.cancel_ns), ("slo_ttft_s", trace.slo_ttft_ns)):
-        if (values >= 0).any():
-            columns[name] = pa.array(values / 1e9, mask=values < 0)
-    for name, texts in (
-        ("task", trace.task_labels()),
-        ("session_id", trace.session_id),
-        ("prompt", trace.prompt),
-    ):
-        if texts is not None:
-            columns[name] = pa.array(texts, pa.string())
-    for name, by_model, kind in (
-        ("prompt_tokens_by_model", trace.prompt_tokens_by_model, pa.int64()),
-        ("output_tokens_by_model", trace.output_tokens_by_model, pa.int64()),
-        ("quality_by_model", trace.quality_by_model, pa.float64()),
-    ):
-        if by_model:
-            columns[name] = _map_array(by_model, kind)
-    if trace.prefix_offsets is not None:
-        columns["prefix_hashes"] = pa.LargeListArray.from_arrays(
-            pa.array(trace.prefix_offsets), pa.array(trace.prefix_values, pa.int64())
-        )
-    return columns
-
-
-def _map_array(by_model: MapArrays, kind: Any) -> Any:
-    names = sorted(by_model)
-    values: npt.NDArray[Any] = np.stack([by_model[name] for name in names], axis=1)
-    n = len(values)
-    return pa.MapArray.from_arrays(
-        pa.array(np.arange(0, n * len(names) + 1, len(names)), pa.int32()),
-        pa.array(np.tile(np.array(names, dtype=object), n), pa.string()),
-        pa.array(values.ravel(), kind),
-    )

@@ -19,7 +19,8 @@ from pydantic import BaseModel
 
 from simcluster import _native
 from simcluster.backends import simulated
-from simcluster.backends.simulated import SimulatedCluster, SimulatedInstance
+from simcluster.backends.instances import SimulatedInstance
+from simcluster.backends.simulated import SimulatedCluster
 from simcluster.experiment.run import PolicyRun, run_policies, run_policy
 from simcluster.request import Request
 from simcluster.routers import POLICIES, build_router
@@ -256,7 +257,7 @@ def world_state(world: World) -> dict[str, bytes]:
     """Return everything that is fixed before a run, as bytes."""
     columns = {**{f"known.{k}": getattr(world.known, k) for k in ("arrival_ps", "prompt_tokens", "slo_ttft_ps")}}
     columns |= {f"known.{k}": getattr(world.known, k) for k in ("predicted_output_tokens", "predicted_utility")}
-    columns |= {f"truth.{k}": getattr(world.truth, k) for k in ("output_tokens", "quality", "cancel_ps")}
+    columns |= {f"truth.{k}": getattr(world.truth, k) for k in ("output_tokens", "quality", "cancel_after_ps")}
     return {name: values.tobytes() for name, values in columns.items()}
 
 

@@ -26,6 +26,7 @@ Sources:
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ from simcluster.rng import Stream, generator
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Number = TypeVar("Number", np.int64, np.float64)
 
 CONFIDENCE = 0.99
 
@@ -138,11 +140,12 @@ def interval(values: Floats, controls: Floats | None = None, expected: Floats | 
     return Interval(float(coefficients[0]), float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance)))
 
 
-def work_found(arrivals: Floats | Ints, services: Floats | Ints) -> Floats:
+def work_found(arrivals: NDArray[Number], services: NDArray[Number]) -> NDArray[Number]:
     """Work present just before each arrival (n,), in the unit of both. Source: Lindley's recursion."""
     steps = services[:-1] - np.diff(arrivals)
     walk = np.concatenate([np.zeros(1, steps.dtype), np.cumsum(steps)])
-    return walk - np.minimum.accumulate(walk)
+    found: NDArray[Number] = walk - np.minimum.accumulate(walk)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

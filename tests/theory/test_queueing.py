@@ -3,10 +3,10 @@
 `queueing` says which queue it is, what separates it from the textbook's and where each formula comes from. Times are
 in mean service times.
 
-Every statistical claim is "the 99 % interval over 40 independent replications contains the value", and the full interval
-is narrower than 3 % of its centre: so many requests were taken. At outputs of 1000 tokens the value that is exact for the
-engine (queueing.stepwise_lps) is within 0.5 % of the textbook's; the interval has to contain both. Seeds are fixed, so a
-test passes or fails for good; of other seeds, one interval in a hundred may miss.
+Every statistical claim is "the 99 % interval over 40 independent replications contains the value", and up to a load of
+0.7 the full interval is narrower than 3 % of its centre: so many requests were taken. At outputs of 1000 tokens the
+value that is exact for the engine (queueing.stepwise_lps) is within 0.5 % of the textbook's; the interval has to
+contain both. Seeds are fixed, so a test passes or fails for good; of other seeds, one interval in a hundred may miss.
 
 SIMCLUSTER_THEORY=full adds seats, loads and requests: minutes of CPU.
 """
@@ -143,6 +143,7 @@ def test_the_chain_of_steps_with_one_seat_is_pollaczek_khinchine(rho: float) -> 
 @pytest.mark.parametrize("rho", [0.5, 0.8])
 @pytest.mark.parametrize("k", [2, 4, 8])
 def test_the_chain_of_steps_tends_to_limited_processor_sharing_as_outputs_grow(k: int, rho: float) -> None:
+    # The gap is c / tokens + O(1 / tokens^2); the sojourn stays within the band that `queueing` proves.
     gaps = []
     for tokens in (100, 200, 400):
         exact = queueing.stepwise_lps(rho, k, tokens)
@@ -218,10 +219,11 @@ def test_one_seat_and_geometric_outputs_make_an_mm1_queue(rho: float, requests: 
 @pytest.mark.parametrize(
     ("lengths", "rho", "requests"),
     [(equal(4), 0.5, 12_000), (equal(4), 0.7, 20_000), (mixed(4), 0.5, 40_000)],
-    ids=["equal-0.5", "equal-0.7", "mixed-0.5"],
+    ids=["md1-0.5", "md1-0.7", "mixed-0.5"],
 )
 def test_one_seat_makes_an_mg1_queue_of_any_lengths(lengths: Lengths, rho: float, requests: int) -> None:
-    # Equal lengths: M/D/1, rho / (2 mu (1 - rho)). Short outputs do, since with one seat no step is shared.
+    # Equal lengths: M/D/1, rho / (2 mu (1 - rho)). Short outputs do, since with one seat no step is shared. Here eq. 13
+    # is Pollaczek-Khinchine and exact.
     study = engine_study(1, rho, lengths, requests)
     wait, delayed = study.by_load("wait"), study.by_load("delayed")
     exact = queueing.general_lps_wait(rho, 1, 1, lengths.scv)
@@ -233,7 +235,7 @@ def test_one_seat_makes_an_mg1_queue_of_any_lengths(lengths: Lengths, rho: float
 
 # Some seats: limited processor sharing
 
-MODERATE = [(2, 0.5, 8_000), (2, 0.7, 3_000), (3, 0.5, 25_000), (4, 0.7, 12_000), (8, 0.8, 32_000)]
+MODERATE = [(2, 0.5, 8_000), (2, 0.7, 3_000), (3, 0.5, 25_000), (4, 0.7, 12_000), (8, 0.8, 20_000)]
 HEAVY = [(4, 0.6, 40_000), (8, 0.7, 80_000), (16, 0.9, 60_000)] if FULL else []
 
 
@@ -247,7 +249,7 @@ def test_seats_share_the_engine_as_limited_processor_sharing_says(k: int, rho: f
     assert queueing.lps_wait(rho, k) in wait
     assert exact.sojourn in sojourn
     assert queueing.mm1_sojourn(rho) in sojourn
-    assert max(wait.relative_width, sojourn.relative_width) < WIDTH
+    assert max(wait.relative_width, sojourn.relative_width) < (WIDTH if rho <= 0.7 else 2 * WIDTH)
 
 
 @pytest.mark.parametrize(("k", "rho", "tokens"), [(2, 0.5, 2), (4, 0.7, 3), (6, 0.6, 2), (SEATS_FOR_ALL, 0.6, 2)])
@@ -255,7 +257,7 @@ def test_short_outputs_take_as_long_as_the_chain_of_steps_says(k: int, rho: floa
     # Steps are as long as requests, so when a newcomer joins matters much, and the textbook is wrong.
     study = engine_study(k, rho, geometric(tokens), 12_000)
     wait, sojourn = study.by_work("wait"), study.by_work("sojourn")
-    exact = queueing.stepwise_lps(rho, min(k, 60), tokens)
+    exact = queueing.stepwise_lps(rho, min(k, 60), tokens)  # 60 seats are for all too, P(more) < 1e-13
     assert exact.wait in wait
     assert exact.sojourn in sojourn
     assert queueing.mm1_sojourn(rho) not in sojourn
@@ -311,8 +313,9 @@ def ciw_path(k: int, arrivals: Floats, services: Floats) -> Path:
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8, 60])
 def test_ciw_serves_the_same_requests_at_the_same_times(k: int) -> None:
-    # Slices shift a request by about half a step; with one seat there are none. A queue with a seat more or less is
-    # several times as far away.
+    # With one seat there are no slices to tell. Otherwise a newcomer waits for the end of a step, which shifts requests
+    # by less than half a full step on average (measured: a quarter to three quarters of that) and the mean sojourn by
+    # parts in 1e5; a seat more or less shifts requests by at least twice the bound.
     tokens = 200
     ours = engine_path(k, 0.7, geometric(tokens), 4_000, 0)
     theirs = ciw_path(k, ours.arrivals, ours.services)
@@ -325,7 +328,7 @@ def test_ciw_serves_the_same_requests_at_the_same_times(k: int) -> None:
     assert abs(theirs.sojourns - ours.sojourns).mean() < half_step
 
 
-CIW_CASES = [(2, 0.5, 4_500), (4, 0.7, 6_500)] + ([(8, 0.7, 80_000)] if FULL else [])
+CIW_CASES = [(2, 0.5, 4_500), (4, 0.7, 6_500)] + ([(4, 0.6, 30_000)] if FULL else [])
 
 
 @pytest.mark.parametrize(("k", "rho", "requests"), CIW_CASES)

@@ -161,6 +161,12 @@ def test_tokens_are_split_between_windows_and_none_is_lost_or_counted_twice() ->
     assert sum(parts) == pytest.approx(33)
 
 
+def test_what_an_unfinished_request_got_before_the_window_is_not_counted() -> None:
+    row = Row(first=5.0, tokens=16, status="unfinished", reason="running")
+    found = summary(row, warmup=10.0, horizon=20.0)
+    assert found["output_throughput_tps"] == pytest.approx(15 * (10 / 15) / 10)
+
+
 def test_c021_a_horizon_leaves_every_request_in_one_state() -> None:
     asks = (Ask(0, 2, 2),) * 4
     engine = start(config(max_num_seqs=1), *asks)
