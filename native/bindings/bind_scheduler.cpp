@@ -102,7 +102,9 @@ void bind_scheduler(nb::module_& m) {
             spec.eos_at = eos_at;
             spec.priority = priority;
             spec.arrival_time = arrival_time;
-            for (const auto& [first, count] : prompt) spec.prompt.push_back({first, count});
+            std::vector<TokenRun> runs;
+            for (const auto& [first, count] : prompt) runs.push_back({first, count});
+            spec.prompt = runs;
             spec.first_output = first_output;
             s.add(spec);
           },

@@ -15,6 +15,10 @@ const SchedulerConfig& validated(const SchedulerConfig& config) {
 // Insert behind everything that is due at the same time or earlier.
 template <typename Item>
 void insert_by_time(std::deque<Item>& queue, Item item) {
+  if (queue.empty() || queue.back().at <= item.at) {
+    queue.push_back(std::move(item));
+    return;
+  }
   const auto place = std::upper_bound(queue.begin(), queue.end(), item.at,
                                       [](Picoseconds at, const Item& other) { return at < other.at; });
   queue.insert(place, std::move(item));
@@ -81,7 +85,7 @@ void Engine::cancel(std::int64_t id, Picoseconds at) {
   insert_by_time(cancels_, Cancel{id, at});
 }
 
-void Engine::apply_cancels(Picoseconds before) {
+void Engine::drop_cancelled(Picoseconds before) {
   while (!cancels_.empty() && cancels_.front().at < before) {
     const Cancel c = cancels_.front();
     cancels_.pop_front();
@@ -166,17 +170,17 @@ void Engine::process_results() {
     if (options_.record_tokens) emit(EventKind::token, r.id, clock_, r.num_output_tokens);
     if (r.reason != EndReason::none) emit(EventKind::finished, r.id, clock_, r.num_output_tokens, r.reason);
   }
-  watch_progress(delivered);
+  if (delivered) {
+    iterations_without_token_ = 0;
+    livelock_limit_ = kLeastLivelockLimit;
+  } else {
+    count_idle_iteration();
+  }
 }
 
 // Two requests can evict each other for ever, in the real engine too. Between two tokens a run can need no more
 // passes than there are tokens to prefill, so more than twice that is a livelock.
-void Engine::watch_progress(bool delivered) {
-  if (delivered) {
-    iterations_without_token_ = 0;
-    livelock_limit_ = kLeastLivelockLimit;
-    return;
-  }
+void Engine::count_idle_iteration() {
   if (++iterations_without_token_ <= livelock_limit_) return;
   std::int64_t tokens = 0;
   for (const std::int32_t slot : scheduler_.running()) tokens += scheduler_.settled(slot).num_tokens();

@@ -126,10 +126,13 @@ class Engine {
   bool advance_once(Picoseconds limit);  // false: nothing happens before the limit
   void iterate();                        // take inputs, one pass, perhaps wait for the oldest batch
   void take_inputs();
-  void apply_cancels(Picoseconds before);
+  void apply_cancels(Picoseconds before) {
+    if (!cancels_.empty()) drop_cancelled(before);
+  }
+  void drop_cancelled(Picoseconds before);
   void launch(InFlight& flight);
   void process_results();
-  void watch_progress(bool delivered);
+  void count_idle_iteration();
   [[noreturn]] void fail_livelock() const;
 
   std::size_t depth() const { return scheduler_.config().async_scheduling ? 2 : 1; }

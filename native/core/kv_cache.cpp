@@ -175,7 +175,7 @@ void KvCache::open(std::int32_t slot, const RequestSpec& spec) {
   t.num_registered = 0;
   if (!caching_) return;
   const std::uint64_t own = mix64(static_cast<std::uint64_t>(spec.id) + 0x5117c1e5ULL);
-  t.prompt = spec.prompt;
+  t.prompt.assign(spec.prompt.begin(), spec.prompt.end());
   if (t.prompt.empty()) t.prompt.push_back({own, spec.num_prompt_tokens});
   t.first_output = spec.first_output != 0 ? spec.first_output : mix64(own);
 }

@@ -59,12 +59,16 @@ void Scheduler::exclude(RequestState& r) {
   r.excluded = true;
 }
 
+std::int64_t Scheduler::delivered_since(const RequestState& r) const {
+  return std::max<std::int64_t>(std::min(results_ - 1, r.last_pass) - r.join_pass + 1, 0);
+}
+
 void Scheduler::settle(RequestState& r) const {
   const bool async = config_.async_scheduling;
   const std::int64_t last_scheduled = r.last_pass + (async && !r.known_end ? 1 : 0);
   const std::int64_t decodes = std::min(pass_ - 1, last_scheduled) - r.join_pass;
   const std::int64_t processed = std::max<std::int64_t>(std::min(results_ - 1, last_scheduled) - r.join_pass + 1, 0);
-  const std::int64_t delivered = std::max<std::int64_t>(std::min(results_ - 1, r.last_pass) - r.join_pass + 1, 0);
+  const std::int64_t delivered = delivered_since(r);
   r.num_computed_tokens += decodes;
   r.num_sampled_tokens += decodes;
   r.num_output_tokens += delivered;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "units.hpp"
@@ -15,7 +16,7 @@ struct TokenRun {
 };
 
 // Whether the runs make up a prompt of this many tokens; no runs stand for any prompt that shares nothing.
-inline bool covers(const std::vector<TokenRun>& prompt, std::int64_t tokens) {
+inline bool covers(std::span<const TokenRun> prompt, std::int64_t tokens) {
   if (prompt.empty()) return true;
   for (const TokenRun& run : prompt) {
     if (run.count < 1 || run.count > tokens) return false;
@@ -33,7 +34,7 @@ struct RequestSpec {
   std::int64_t visible_max_tokens = 0;  // what a snapshot shows as max_tokens
   std::int64_t priority = 0;
   Picoseconds arrival_time = 0;     // second key of the priority policy
-  std::vector<TokenRun> prompt{};   // empty: shares no prefix with any other request
+  std::span<const TokenRun> prompt{};  // empty: shares no prefix with any other request
   std::uint64_t first_output = 0;   // token id of the first output; 0: shares nothing
 };
 

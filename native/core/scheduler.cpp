@@ -313,8 +313,7 @@ void Scheduler::update_entry(const BatchEntry& entry, std::int64_t pass, std::ve
   if (r.lockstep && r.join_pass == pass) {
     // Its fields stand as of this pass; what came of it since follows from the number of results processed.
     if (entry.sample_index < 0) return;
-    const RequestState now = settled(entry.slot);
-    results.push_back({r.id, now.num_output_tokens, EndReason::none});
+    results.push_back({r.id, r.num_output_tokens + delivered_since(r), EndReason::none});
     return;
   }
   r.num_inflight_tokens -= entry.num_tokens;

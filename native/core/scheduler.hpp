@@ -123,6 +123,7 @@ class Scheduler {
   std::size_t residue(std::int64_t shift) const;
   void exclude(RequestState& request);
   void join(const BatchEntry& entry);
+  std::int64_t delivered_since(const RequestState& request) const;  // tokens since it joined
   void settle(RequestState& request) const;
   void settle_all(Batch* in_flight);
   void forget_lockstep();

@@ -18,21 +18,18 @@ Picoseconds checked(Wide value) {
 }  // namespace
 
 Picoseconds StepTimeModel::device_time(const StepFeatures& f) const {
-  Wide t = b0;
-  t += static_cast<Wide>(b1) * f.num_tokens;
-  t += static_cast<Wide>(b1x) * std::max<std::int64_t>(f.num_tokens - hinge_tokens, 0);
-  t += (static_cast<Wide>(b2) + (f.num_prefills > 0 ? b4 : 0)) * f.sum_decode_context;
-  t += static_cast<Wide>(b3) * f.prefill_attention;
-  t += static_cast<Wide>(b5) * f.num_prefills;
-  return checked(t);
+  Wide t = static_cast<Wide>(b1) * f.num_tokens;
+  t += static_cast<Wide>(b2) * f.sum_decode_context;
+  if (f.num_tokens > hinge_tokens) t += static_cast<Wide>(b1x) * (f.num_tokens - hinge_tokens);
+  if (f.num_prefills > 0) {
+    t += static_cast<Wide>(b3) * f.prefill_attention;
+    t += static_cast<Wide>(b4) * f.sum_decode_context;
+    t += static_cast<Wide>(b5) * f.num_prefills;
+  }
+  return checked(t + b0);
 }
 
-Picoseconds StepTimeModel::period(Picoseconds device, bool async) const {
-  return async ? std::max(device, host) : device + host;
-}
-
-Picoseconds StepNoise::apply(Picoseconds device, std::int64_t step) const {
-  if (!factors || factors->empty()) return device;
+Picoseconds StepNoise::scaled(Picoseconds device, std::int64_t step) const {
   const std::uint64_t draw = mix64(mix64(mix64(seed) ^ instance) ^ static_cast<std::uint64_t>(step));
   const std::int64_t factor = (*factors)[draw % factors->size()];
   return checked((static_cast<Wide>(device) * factor) >> 32);

@@ -1,6 +1,7 @@
 // How long one batch takes. Source: paper eq. 9 and the optional terms measurements ask for.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -26,16 +27,24 @@ struct StepTimeModel {
   // Time of the accelerator. Throws std::overflow_error beyond the clock.
   Picoseconds device_time(const StepFeatures& f) const;
   // One period of the loop: T + host (synchronous) or max(T, host) (asynchronous); an empty batch takes 0.
-  Picoseconds period(Picoseconds device, bool async) const;
+  Picoseconds period(Picoseconds device, bool async) const {
+    return async ? std::max(device, host) : device + host;
+  }
 };
 
 // Multiplicative noise per step: a pure hash of (seed, instance, step) picks a row of a table of factors in 2^-32.
-struct StepNoise {
+class StepNoise {
+ public:
   std::shared_ptr<const std::vector<std::int64_t>> factors;  // null or empty: no noise
   std::uint64_t seed = 0;
   std::uint64_t instance = 0;
 
-  Picoseconds apply(Picoseconds device, std::int64_t step) const;
+  Picoseconds apply(Picoseconds device, std::int64_t step) const {
+    return factors && !factors->empty() ? scaled(device, step) : device;
+  }
+
+ private:
+  Picoseconds scaled(Picoseconds device, std::int64_t step) const;
 };
 
 }  // namespace simcluster
