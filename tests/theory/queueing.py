@@ -9,16 +9,16 @@ somebody is there, and the first k requests share it in turns: limited processor
 
 What the slices change. Requests join between steps, and lengths are whole tokens: geometric of mean m is the
 exponential rounded up. For one seat nothing else differs, and the engine is the M/G/1 queue of these lengths exactly.
-For more seats `stepwise_lps` solves the engine's own Markov chain, so what separates a closed form from the
-engine is computed, not estimated. For the sojourn there is also a proof. A request's tokens to come are geometric at
-every step boundary, so the mean work present is E[L] minus E[e], where e is the part of the step in progress that is
-done, E[e] = E[n * b1 / 2] over time for n seated requests. The mean work is Pollaczek and Khinchine's, whoever is
-served. So E[L] = rho/(1-rho) * (1 - 1/(2m)) + E[n]/(2m), and with rho <= E[n] <= E[L]
+For more seats `stepwise_lps` solves the engine's own Markov chain, so what separates a closed form from the engine is
+computed, not estimated. For the sojourn there is also a proof. A request's tokens to come are geometric at every step
+boundary, so the mean work present is E[L] minus E[e], where e is the part of the step in progress that is done, and
+E[e] = E[n * b1 / 2] over time for n seated requests, with b1 = 1/m. The mean work is Pollaczek and Khinchine's,
+whoever is served. So E[L] = rho/(1-rho) * (1 - 1/(2m)) + E[n]/(2m), and with rho <= E[n] <= E[L]
     1 - rho/(2m)  <=  E[L] / (rho/(1-rho))  <=  1    for every number of seats.
 
 Sources:
-    Kleinrock, Queueing Systems vol. 1 (1975): M/M/1 (3.2), Pollaczek-Khinchine (5.6); vol. 2 (1976): processor
-    sharing (4.4), conservation of work (3.4).
+    Kleinrock, Queueing Systems vol. 1 (1975): M/M/1 (chapter 3), Pollaczek-Khinchine (chapter 5); vol. 2 (1976):
+    conservation of work (chapter 3), processor sharing (chapter 4).
     Avi-Itzhak and Halfin, Expected response times in a non-symmetric time sharing queue with a limited number of
     service positions (ITC 12, 1988): LPS.
     arXiv 2607.18253, eqs. 10 (= 12) and 13: the wait under LPS.
@@ -168,7 +168,8 @@ class Lengths:
         """Lengths (n,) of numbers in [0, 1), by inversion, which no version of a library redraws."""
         if self.long_tokens:
             return np.where(uniform < self.long_share, self.long_tokens, self.short_tokens)
-        return np.floor(np.log1p(-uniform) / np.log1p(-1 / self.mean)).astype(np.int64) + 1
+        beyond_first: Ints = np.floor(np.log1p(-uniform) / np.log1p(-1 / self.mean)).astype(np.int64)
+        return beyond_first + 1
 
 
 def geometric(mean: int) -> Lengths:
