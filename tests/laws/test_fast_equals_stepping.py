@@ -24,7 +24,7 @@ class Workload:
     config: _native.SchedulerConfig = field(default_factory=_native.SchedulerConfig)
     model: _native.StepTimeModel = field(default_factory=_native.StepTimeModel)
     noise: _native.StepNoise | None = None
-    requests: list[tuple[int, ...]] = field(default_factory=list)
+    requests: list[tuple[int, int, int, int, int, bool, int, int]] = field(default_factory=list)
     cancels: dict[int, int] = field(default_factory=dict)
     looks: list[int] = field(default_factory=list)
 
@@ -71,7 +71,7 @@ class Workload:
             at += draw.choice([0, 0, 10 * MS, 100 * MS]) if grid else int(draw.expovariate(1) * scale)
             prompt = draw.randint(1, min(self.config.max_model_len + 2, draw.choice([4, 40, 600])))
             limit = draw.choice([-1, -1, draw.randint(1, longest)])
-            by_length, priority = int(draw.random() < 0.3), draw.randint(0, 2)
+            by_length, priority = draw.random() < 0.3, draw.randint(0, 2)
             self.requests.append((index, prompt, draw.randint(1, longest), at, limit, by_length, priority, at))
             if draw.random() < 0.1:
                 self.cancels[index] = at + int(draw.expovariate(1) * 100 * MS)
