@@ -117,7 +117,9 @@ def scheduler_options(lasting: bool = False) -> st.SearchStrategy[dict[str, Any]
 
 def step_times() -> st.SearchStrategy[dict[str, int]]:
     """Whole milliseconds, so that steps end on the grid of arrivals, or every term at once."""
-    grid = st.fixed_dictionaries({"host": st.sampled_from([0, 0, 5 * MS, 15 * MS])})
+    grid = st.fixed_dictionaries(
+        {"host": st.sampled_from([0, 0, 5 * MS, 15 * MS]), "b2": st.sampled_from([0, 0, MS // 50])}
+    )
     every = st.fixed_dictionaries(
         {
             "b1x": st.integers(0, MS),
@@ -188,6 +190,16 @@ def worlds(lasting: bool = False) -> st.SearchStrategy[World]:
         gap=st.sampled_from([0, 0, 0, 3000]),
         keyed=st.booleans(),
     )
+
+
+def tight_worlds() -> st.SearchStrategy[World]:
+    """Worlds that last and in which several requests are evicted at a time."""
+
+    def tighten(world: World) -> World:
+        pool = max(2, world.usable_blocks // 3)
+        return world.with_options(usable_blocks=pool, max_num_seqs=20, max_num_active_seqs=0, watermark=0.0)
+
+    return worlds(lasting=True).map(tighten)
 
 
 def any_worlds() -> st.SearchStrategy[World]:

@@ -16,39 +16,16 @@ import numpy as np
 from simcluster import _native
 from simcluster.backends.base import EngineFactory
 from simcluster.backends.vllm_scheduler import VllmBatch, VllmScheduler
-from simcluster.backends.vllm_setup import vllm_version
+from simcluster.backends.vllm_setup import scheduler_options, vllm_version
 from simcluster.errors import ConfigError
 from simcluster.request import IntArray
 from simcluster.world import World
 
-__all__ = ["VllmEngine", "scheduler_options", "vllm_engine_factory"]
+__all__ = ["VllmEngine", "vllm_engine_factory"]
 
 _Kind = _native.EventKind
 _End = _native.EndReason
-_SAME_NAME = (
-    "async_scheduling",
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "max_model_len",
-    "block_size",
-    "num_gpu_blocks",
-    "enable_chunked_prefill",
-    "enable_prefix_caching",
-    "long_prefill_token_threshold",
-    "long_prefill_token_threshold_adaptive",
-    "scheduler_reserve_full_isl",
-    "watermark",
-    "prefill_schedule_interval",
-)
 _FIRST_LIMIT = 1000  # iterations without a token before somebody counts how many there may be
-
-
-def scheduler_options(config: _native.SchedulerConfig) -> dict[str, object]:
-    """Return native options by vLLM's names and values."""
-    options = {name: getattr(config, name) for name in _SAME_NAME}
-    options["max_num_active_seqs"] = config.max_num_active_seqs or None
-    options["policy"] = config.policy.name
-    return options
 
 
 def vllm_engine_factory(world: World) -> EngineFactory:
@@ -259,17 +236,19 @@ class VllmEngine:
                 return False
             self._process_results()
             return True
-        at = self._clock
-        if not self._in_flight and not self._scheduler.has_requests():
-            due = [queue[0].at for queue in (self._inbox, self._cancels) if queue]
-            if not due:
-                return False
-            at = max(at, min(due))
+        at = self._next_pass()
         if at >= limit:
             return False
         self._clock = at
         self._iterate()
         return True
+
+    def _next_pass(self) -> int:
+        """Return when the loop goes round next, unless it waits for a batch; NEVER without anything to do."""
+        if self._in_flight or self._scheduler.has_requests():
+            return self._clock
+        due = [queue[0].at for queue in (self._inbox, self._cancels) if queue]
+        return max(self._clock, min(due)) if due else _native.NEVER
 
     def _iterate(self) -> None:
         self._take_inputs()
@@ -334,6 +313,13 @@ class VllmEngine:
         )
 
     # -- what can be seen
+
+    def next_end(self) -> int:
+        """Return when to look for the end of a request: after every step, since vLLM's state cannot be copied [ps]."""
+        if self._waiting_for_batch:
+            return self._in_flight[0].end
+        at = self._next_pass()
+        return at if at == _native.NEVER else at + 1  # a pass at an instant waits for arrivals at it
 
     def _emit(
         self, kind: _native.EventKind, request: int, at: int, value: int, reason: _native.EndReason = _End.none

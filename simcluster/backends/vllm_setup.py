@@ -17,9 +17,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from simcluster import _native
 from simcluster.errors import ConfigError
 
-__all__ = ["build_scheduler", "missing_options", "vllm_names", "vllm_version"]
+__all__ = ["build_scheduler", "missing_options", "scheduler_options", "vllm_names", "vllm_version"]
 
 # name: the value that leaves the option unused
 _OPTIONS: dict[str, Any] = {
@@ -46,6 +47,21 @@ _NAMES = {
     "vllm.v1.structured_output": ("StructuredOutputManager",),
     "torch": ("float32",),
 }
+_SAME_NAME = (
+    "async_scheduling",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "max_model_len",
+    "block_size",
+    "num_gpu_blocks",
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "scheduler_reserve_full_isl",
+    "watermark",
+    "prefill_schedule_interval",
+)
 # vLLM wants to know its model even where none is run: the smallest one of a common kind.
 _MODEL = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -77,6 +93,7 @@ def vllm_names() -> SimpleNamespace:
         )
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("TORCH_LOGS", "-all")  # errors only
     if "VLLM_LOGGING_LEVEL" not in os.environ:
         logging.getLogger("vllm").setLevel(logging.ERROR)
     names = SimpleNamespace()
@@ -137,6 +154,14 @@ def _base_config() -> tuple[Any, Any]:
             device_config=vllm.DeviceConfig(device="cpu"),
         )
         return config, vllm.StructuredOutputManager(config)
+
+
+def scheduler_options(config: _native.SchedulerConfig) -> dict[str, object]:
+    """Return native options by vLLM's names and values."""
+    options = {name: getattr(config, name) for name in _SAME_NAME}
+    options["max_num_active_seqs"] = config.max_num_active_seqs or None
+    options["policy"] = config.policy.name
+    return options
 
 
 def build_scheduler(options: Mapping[str, Any]) -> Any:

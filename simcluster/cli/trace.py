@@ -27,40 +27,52 @@ app = typer.Typer(no_args_is_help=True, help="Import, inspect and make traces.")
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no report.")]
+_Out = Annotated[Path, typer.Option(help="Trace file to write (Parquet).")]
+_Source = Annotated[Path, typer.Argument(help="CSV, JSONL (also .gz), Parquet, or a vllm bench serve result.")]
+_Format = Annotated[FormatName | None, typer.Option("--format", help="Its format; default: recognise it.")]
+_Map = Annotated[
+    list[str] | None,
+    typer.Option("--map", help="OURS=THEIRS, for example arrival=ts; durations with a unit: cancel=deadline:ms."),
+]
+_Unit = Annotated[str | None, typer.Option(help="Unit of the arrivals: s, ms, us, ns, date, or seconds per unit.")]
+_HashBlock = Annotated[int | None, typer.Option(help="Prompt tokens that one prefix hash covers.")]
+_Overflow = Annotated[
+    Literal["engine", "drop"],
+    typer.Option(help="Beyond the context: let the engine reject or clip, or drop (needs --max-model-len)."),
+]
+_Speed = Annotated[float, typer.Option(help="Divide intervals by this.")]
+_MaxGap = Annotated[float | None, typer.Option(help="Cut longer gaps to this [s], before --speed.")]
+_Start = Annotated[float | None, typer.Option(help="Leave out earlier rows [s after the first].")]
+_End = Annotated[float | None, typer.Option(help="Leave out rows from here on [s after the first].")]
+_ZeroOutput = Annotated[
+    Literal["skip", "prefill"],
+    typer.Option(help="Rows without output: skip them, or keep them as prefill with one token."),
+]
+_OnDuplicate = Annotated[
+    Literal["error", "suffix"], typer.Option(help="A request id again: refuse it, or number it (a#2).")
+]
+_MissingOutput = Annotated[
+    Literal["error", "drop"], typer.Option(help="No number of output tokens: refuse the file, or drop the row.")
+]
 
 
 @app.command("import", no_args_is_help=True)
 def import_(
-    file: Annotated[Path, typer.Argument(help="CSV, JSONL (also .gz), Parquet, or a vllm bench serve result.")],
-    out: Annotated[Path, typer.Option(help="Trace file to write (Parquet).")],
-    layout: Annotated[FormatName | None, typer.Option("--format", help="Its format; default: recognise it.")] = None,
-    columns: Annotated[
-        list[str] | None,
-        typer.Option("--map", help="OURS=THEIRS, for example arrival=ts; durations with a unit: cancel=deadline:ms."),
-    ] = None,
-    time_unit: Annotated[
-        str | None, typer.Option(help="Unit of the arrivals: s, ms, us, ns, date, or seconds per unit.")
-    ] = None,
-    hash_block: Annotated[int | None, typer.Option(help="Prompt tokens that one prefix hash covers.")] = None,
-    overflow: Annotated[
-        Literal["engine", "drop"],
-        typer.Option(help="Beyond the context: let the engine reject or clip, or drop (needs --max-model-len)."),
-    ] = "engine",
+    file: _Source,
+    out: _Out,
+    layout: _Format = None,
+    columns: _Map = None,
+    time_unit: _Unit = None,
+    hash_block: _HashBlock = None,
+    overflow: _Overflow = "engine",
     max_model_len: Annotated[int | None, typer.Option(help="Context limit [tokens].")] = None,
-    speed: Annotated[float, typer.Option(help="Divide intervals by this.")] = 1.0,
-    max_gap: Annotated[float | None, typer.Option(help="Cut longer gaps to this [s], before --speed.")] = None,
-    start: Annotated[float | None, typer.Option(help="Leave out earlier rows [s after the first].")] = None,
-    end: Annotated[float | None, typer.Option(help="Leave out rows from here on [s after the first].")] = None,
-    zero_output: Annotated[
-        Literal["skip", "prefill"],
-        typer.Option(help="Rows without output: skip them, or keep them as prefill with one token."),
-    ] = "skip",
-    on_duplicate: Annotated[
-        Literal["error", "suffix"], typer.Option(help="A request id again: refuse it, or number it (a#2).")
-    ] = "error",
-    missing_output: Annotated[
-        Literal["error", "drop"], typer.Option(help="No number of output tokens: refuse the file, or drop the row.")
-    ] = "error",
+    speed: _Speed = 1.0,
+    max_gap: _MaxGap = None,
+    start: _Start = None,
+    end: _End = None,
+    zero_output: _ZeroOutput = "skip",
+    on_duplicate: _OnDuplicate = "error",
+    missing_output: _MissingOutput = "error",
     as_json: _Json = False,
     quiet: _Quiet = False,
 ) -> None:
@@ -118,9 +130,13 @@ def _import(file: Path, out: Path, options: ImportOptions, quiet: bool) -> Impor
             with _progress(f"reading {file.name}", show=not quiet) as progress:
                 return import_trace(file, out, options, progress)
         except AmbiguousTraceError as question:
-            if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            if not _can_ask():
                 raise
             options = replace(options, **_ask(question))
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _ask(question: AmbiguousTraceError) -> dict[str, Any]:
@@ -169,7 +185,7 @@ def inspect(
 @app.command(no_args_is_help=True)
 def synth(
     recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML).")],
-    out: Annotated[Path, typer.Option(help="Trace file to write (Parquet).")],
+    out: _Out,
     seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Seed instead of the recipe's.")] = None,
     as_json: _Json = False,
     quiet: _Quiet = False,

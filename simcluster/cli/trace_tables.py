@@ -98,11 +98,12 @@ def _load(found: dict[str, Any] | None) -> Iterator[str]:
         )
     for group in found["groups"]:
         replicas = f" x {group['replicas']}" if group["replicas"] > 1 else ""
+        busy = "" if group["utilisation"] is None else f"; utilisation {group['utilisation']:.4g} if it got all"
+        yield f"  {group['name']}{replicas}: holds {_number(group['capacity_rps'])} requests/s with full batches{busy}"
+    if found["utilisation"] is None:
+        yield "load: depends on the cluster, since requests wait for earlier ones or all come at once"
+    else:
         yield (
-            f"  {group['name']}{replicas}: holds {_number(group['capacity_rps'])} requests/s with full batches; "
-            f"utilisation {_number(group['utilisation'])} if it got all"
+            f"load: {found['utilisation']:.4g} of what the cluster holds, spread evenly; rate x work / replicas, work "
+            "= a request's step times in full batches without prefix hits (eq. 9)"
         )
-    yield (
-        f"load: {_number(found['utilisation'])} of what the cluster holds, spread evenly; rate x work / replicas, work "
-        "= a request's step times in full batches without prefix hits (eq. 9)"
-    )

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from simcluster.backends.vllm_scheduler import VllmScheduler
 from simcluster.backends.vllm_setup import missing_options, vllm_version
-from simcluster.conformance.record_draw import Kind, Scenario, draw_scenario
+from simcluster.conformance.record_draw import DrawnScenario, Kind, draw_scenario
 from simcluster.conformance.replay import EngineLoop
 from simcluster.errors import ConfigError, ConformanceError
 from simcluster.rng import seeded
@@ -61,7 +61,7 @@ def _kind(number: int) -> Kind:
     return "tight" if number % 3 == 2 else "small"
 
 
-def record_scenario(name: str, scenario: Scenario, *, detailed: bool) -> Json | None:
+def record_scenario(name: str, scenario: DrawnScenario, *, detailed: bool) -> Json | None:
     """Take one scenario through vLLM's scheduler.
 
     Args:

@@ -12,7 +12,7 @@ import numpy as np
 
 from simcluster.conformance.replay import OUTPUT_BASE
 
-__all__ = ["Kind", "Scenario", "draw_scenario"]
+__all__ = ["DrawnScenario", "Kind", "draw_scenario"]
 
 Kind = Literal["small", "tight", "large"]
 Json = dict[str, Any]
@@ -25,7 +25,7 @@ _LARGE_REQUESTS = 150
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class DrawnScenario:
     """What one recording is made from.
 
     Attributes:
@@ -60,7 +60,7 @@ class _Dice:
         return float(self._rng.exponential(mean)) if mean else 0.0
 
 
-def draw_scenario(kind: Kind, rng: np.random.Generator) -> Scenario:
+def draw_scenario(kind: Kind, rng: np.random.Generator) -> DrawnScenario:
     """Draw one scenario.
 
     Args:
@@ -71,8 +71,8 @@ def draw_scenario(kind: Kind, rng: np.random.Generator) -> Scenario:
     config = _large_options(dice) if kind == "large" else _small_options(dice, tight=kind == "tight")
     _common_options(dice, config)
     if kind == "large":
-        return Scenario(config, _large_requests(dice, config))
-    return Scenario(config, _small_requests(dice, config, tight=kind == "tight"))
+        return DrawnScenario(config, _large_requests(dice, config))
+    return DrawnScenario(config, _small_requests(dice, config, tight=kind == "tight"))
 
 
 def _small_options(dice: _Dice, *, tight: bool) -> Json:

@@ -1,9 +1,9 @@
 """Readers under broken and unusual files; README.md says how."""
 
 import contextlib
+import copy
 import hashlib
 import json
-import math
 import os
 import signal
 import tempfile
@@ -59,6 +59,7 @@ def import_file(data: bytes) -> None:
         for options in OPTIONS:
             with one_line_errors():
                 report = import_trace(path, out, ImportOptions(**options))
+            if out.exists():
                 json.dumps(report.as_data(), allow_nan=False)
                 assert all("\n" not in line for line in report.lines())
                 trace = read_trace(out)
@@ -122,7 +123,7 @@ def one_line_errors() -> Iterator[None]:
         yield
     except SimclusterError as error:
         if not str(error) or "\n" in str(error):
-            pytest.fail(f"not one line: {error}")
+            raise AssertionError(f"not one line: {error}") from error
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -306,7 +307,7 @@ def recipes(draw: st.DrawFn) -> bytes:
             if isinstance(owner.get(key), dict) and draw(st.integers(0, 5)):
                 owner = owner[key]
                 continue
-            owner[key] = draw(RECIPE_VALUES)
+            owner[key] = copy.deepcopy(draw(RECIPE_VALUES))
             break
         if not owner:
             break
@@ -374,7 +375,6 @@ def test_any_file_gives_a_result_or_one_line(target: str) -> None:
         number += 1
         try:
             seed(number)(quiet(given(data=FILES_OF[target])(check)))()
-        except BaseException:
-            if time.monotonic() < end + 600 and not math.isinf(end):
-                (CORPUS / target / f"find-{hashlib.sha256(last).hexdigest()[:12]}").write_bytes(last)
+        except Exception:
+            (CORPUS / target / f"find-{hashlib.sha256(last).hexdigest()[:12]}").write_bytes(last)
             raise

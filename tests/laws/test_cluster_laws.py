@@ -225,6 +225,48 @@ def test_the_time_series_never_goes_back_and_ends_with_the_totals(folder: Path, 
             assert running + waiting <= inside.height
 
 
+def far_run(
+    folder: Path, measure: dict[str, Any] | None = None, **columns: Any
+) -> tuple[PolicyRun, list[dict[str, Any]]]:
+    """Run requests of 4 + 3 tokens that need 3.4 ms to the engine and 7 ms back; steps take 10 ms + 1 ms per token."""
+    base = {"arrival_ns": [0], "prompt_tokens": [4], "output_tokens": [3]} | columns
+    data = scenario_data([{"card": "far.json"}], measure=measure or {})
+    run = run_policy(*make_world(folder, base, data), "round_robin")
+    return run, frame(run, "requests").to_dicts()
+
+
+def test_records_are_what_a_client_sees_front_end_times_included(folder: Path) -> None:
+    _, (row,) = far_run(folder)
+    assert row["queue_s"] == pytest.approx(0.0034)
+    assert row["ttft_s"] == pytest.approx(0.0034 + 0.014 + 0.007)
+    assert row["tpot_s"] == pytest.approx(0.011)
+    assert row["e2e_s"] == pytest.approx(0.0034 + 0.014 + 2 * 0.011 + 0.007)
+
+
+def test_the_answer_no_to_a_request_travels_as_far_as_any_other(folder: Path) -> None:
+    _, (row,) = far_run(folder, prompt_tokens=[5000])
+    assert (row["status"], row["reason"]) == ("rejected", "exceeds_context")
+    assert row["end_ns"] == round((0.003 + 0.5 + 0.007) * 1e9)
+
+
+def test_a_token_on_its_way_when_the_client_leaves_was_not_delivered(folder: Path) -> None:
+    """The first token leaves the engine at 17.4 ms and would arrive at 24.4 ms."""
+    _, (row,) = far_run(folder, cancel_s=[0.020])
+    assert (row["status"], row["reason"], row["end_ns"]) == ("failed", "cancelled", 20 * MS)
+    assert (row["first_token_ns"], row["output_tokens"]) == (None, 0)
+    _, (row,) = far_run(folder, cancel_s=[0.025])
+    assert (row["first_token_ns"], row["output_tokens"], row["end_ns"]) == (24_400_000, 1, 25 * MS)
+
+
+def test_what_is_on_its_way_to_the_client_at_the_horizon_has_not_happened(folder: Path) -> None:
+    run, (row,) = far_run(folder, {"horizon_s": 0.045})  # the last token leaves the engine at 39.4 ms
+    assert (row["status"], row["reason"], row["end_ns"]) == ("unfinished", "in_transit", None)
+    assert row["first_token_ns"] == 24_400_000
+    assert run.summary["requests"]["unfinished"] == 1
+    _, (row,) = far_run(folder, {"horizon_s": 0.020})
+    assert (row["status"], row["first_token_ns"], row["output_tokens"]) == ("unfinished", None, 0)
+
+
 # ---- determinism and common worlds -----------------------------------------------------------------------------
 
 
@@ -379,7 +421,7 @@ CROWD: dict[str, Any] = {  # a burst within the first step (11 ms and more), the
     "task": ["ab"[k % 2] for k in range(BURST + 30)],
 }
 TIGHT: list[dict[str, Any]] = [  # few seats: the wait depends on when others end
-    {"engine": {"max_num_seqs": 2}, "quality": 0.9},
+    {"engine": {"max_num_seqs": 2, "async_scheduling": True}, "quality": 0.9},
     {"engine": {"max_num_seqs": 2}, "quality": 0.8},
     {"engine": {"max_num_seqs": 1}, "quality": 0.7},
 ]
@@ -508,6 +550,28 @@ def test_a_stale_view_with_overlay_shows_at_least_a_routers_own_unseen_dispatche
             assert view["num_resident"] >= own.count(j)
             if state_of < 0:
                 assert view["num_resident"] == own.count(j)
+
+
+@pytest.mark.parametrize(
+    "staleness",
+    [{"refresh_interval_s": 0.02}, {"refresh_interval_s": 0.02, "publish_delay_s": 0.013}, {"publish_delay_s": 0.013}],
+)
+def test_a_view_shows_what_was_published_at_the_last_refresh_minus_the_delay(
+    staleness: dict[str, Any], folder: Path
+) -> None:
+    scenario, world = make_world(folder, CROWD, scenario_data(TIGHT, routing=staleness))
+    log = watched_run(scenario, world, "shortest_queue")
+    interval, delay = (round(staleness.get(name, 0.0) * 1e12) for name in ("refresh_interval_s", "publish_delay_s"))
+    shown = 0
+    for _, (now, views), _, _ in log.seen:
+        state_of = (now // interval * interval if interval else now) - delay
+        for j, view in enumerate(views):
+            older = [shot for shot in log.published[j :: len(views)] if shot["taken_at"] <= max(state_of, 0)]
+            if older and state_of >= 0:
+                shown += 1
+                for name in ("boundary", "num_running", "num_free_blocks"):
+                    assert view[name] == older[-1][name], name
+    assert shown > 60
 
 
 @settings(max_examples=60, deadline=None)

@@ -24,7 +24,7 @@ from law_helpers import (
 )
 from simcluster import _native
 from simcluster._native import NEVER, EndReason, EventKind, Policy
-from strategies import Instant, World, any_worlds, asks, instants, worlds
+from strategies import Instant, World, any_worlds, asks, instants, tight_worlds, worlds
 
 # Requests
 
@@ -357,7 +357,7 @@ def state_of(engine: _native.Engine) -> list[object]:
 
 
 @law(200)
-@given(world=worlds(lasting=True), cuts=st.lists(instants(), max_size=4))
+@given(world=st.one_of(worlds(lasting=True), tight_worlds()), cuts=st.lists(instants(), max_size=4))
 def test_jumping_is_stepping(world: World, cuts: list[Instant], loop: bool) -> None:
     world = world.with_options(async_scheduling=loop)
     stepping, jumping = (world.driven(fast=fast).engine() for fast in (False, True))
@@ -393,8 +393,8 @@ def test_without_caching_it_does_not_matter_which_block_is_which(world: World, l
     assert counted == tracked
 
 
-@law()
-@given(world=any_worlds())
+@law(200)
+@given(world=st.one_of(worlds(), tight_worlds()))
 def test_where_prompts_share_nothing_counting_blocks_is_tracking_them(world: World, loop: bool) -> None:
     """With prefix caching a preempted request then finds as many of its own blocks either way."""
     world = world.without_sharing().with_options(async_scheduling=loop, enable_prefix_caching=True)

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from shared_data import shared_data
 from simcluster.calibrate.composed import PROVENANCE, main
 from simcluster.card import Card, load_card, write_card
 from simcluster.errors import CardError
-
-from shared_data import shared_data
 
 CARDS = Path(__file__).resolve().parents[2] / "calibration"
 NAMES = ("qwen3-0.6b-h100", "qwen3-8b-h100", "qwen3-32b-tp2-h100")
@@ -154,7 +154,7 @@ def test_bytes_that_are_not_text_are_a_card_error(tmp_path: Path) -> None:
 
 
 def test_a_list_is_not_a_card(tmp_path: Path) -> None:
-    assert error_of(tmp_path, "[]").startswith("the file = []; must be an object")
+    assert error_of(tmp_path, "[]").startswith("the file = []; must be a mapping")
 
 
 def test_an_unknown_key_is_named_with_the_likely_spelling(tmp_path: Path) -> None:

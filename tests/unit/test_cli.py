@@ -292,7 +292,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_of_a_run(tmp_path: Path) -> 
 def test_a_standard_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     write_small(tmp_path)
     with Path("/dev/full").open("w") as full:
-        done = run_process(tmp_path, "run", "s.yaml", "--json", "-q", stdout=full)
+        done = run_process(tmp_path, "scenario", "show", "s.yaml", stdout=full)
     assert (done.returncode, done.stderr) == (2, "error: output: No space left on device\n")
 
 

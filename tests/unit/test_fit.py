@@ -3,6 +3,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 import pytest
+
 from simcluster.calibrate.fit import (
     STEP_COLUMNS,
     bootstrap_intervals,

@@ -188,6 +188,19 @@ def test_rows_without_an_answer_can_be_kept_as_prefill_only(tmp_path: Path, out:
     assert report.changed.first == {"zero_output, kept as prefill with one token": [3]}
 
 
+def test_prefill_only_rows_in_one_block_of_many_leave_the_others_as_they_are(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # C049
+    monkeypatch.setattr("simcluster.workload.importing.text.text_blocks.__defaults__", (16,))
+    path = csv_of(tmp_path / "t", [(row, 5, 0 if row == 20 else 3) for row in range(40)], BURST)
+    trace, report = imported(path, out, format="burstgpt", zero_output="prefill", end_s=30)
+    assert np.flatnonzero(trace.ends_by_length).tolist() == np.flatnonzero(trace.max_tokens == 1).tolist() == [20]
+    assert report.changed.counts == {"zero_output, kept as prefill with one token": 1}
+    _, report = imported(path, out, format="burstgpt", zero_output="prefill", end_s=10)
+    assert report.changed.counts == {}
+
+
 RAMP = [0, 1000, 2000, 3000, 3001, 3002, 3003]
 
 

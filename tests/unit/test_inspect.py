@@ -71,6 +71,11 @@ def test_ties_and_repeated_rows_are_counted() -> None:
     assert any("1 request with arrival and lengths of an earlier one" in warning for warning in found["warnings"])
 
 
+def test_requests_that_wait_are_not_taken_for_repeated_rows() -> None:
+    assert inspect_trace(trace_of([0, 0, 0], after=np.array([-1, 0, 1])))["repeated_rows"] == 0
+    assert inspect_trace(trace_of([0, 0, 0], after=np.array([-1, -1, 1])))["repeated_rows"] == 1
+
+
 def test_one_request_has_no_rate_and_no_number_that_json_could_not_hold() -> None:
     found = inspect_trace(trace_of([3.0]))
     assert found["arrivals"]["rate_rps"] is None

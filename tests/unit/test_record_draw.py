@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from simcluster import _native
-from simcluster.conformance.record_draw import Kind, Scenario, draw_scenario
+from simcluster.conformance.record_draw import DrawnScenario, Kind, draw_scenario
 from simcluster.conformance.replay import EngineLoop, scheduler_config
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-def _draws(kind: Kind, count: int = 200) -> list[Scenario]:
+def _draws(kind: Kind, count: int = 200) -> list[DrawnScenario]:
     return [draw_scenario(kind, np.random.Generator(np.random.PCG64(seed))) for seed in range(count)]
 
 

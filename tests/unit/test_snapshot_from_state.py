@@ -10,7 +10,7 @@ from simcluster import _native
 
 RUNNING = (7, 20, 3, 500, 23, 1, 1, 0, 4, 2, 0, 0, 0, 0, 1, 0)
 WAITING = (9, 30, 0, 400, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0, 0, 0)
-BATCH = (90 * MS, [], [22], [(0, 1, 3)])
+BATCH: tuple[int, list[tuple[int, int]], list[int], list[tuple[int, int, int]]] = (90 * MS, [], [22], [(0, 1, 3)])
 
 
 def _state(**changes: Any) -> _native.Snapshot:

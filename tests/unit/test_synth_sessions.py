@@ -26,6 +26,13 @@ def made(**parts: Any) -> Trace:
     return make_trace(Recipe.model_validate({"name": "t", "seed": 7, **parts}))
 
 
+@pytest.mark.parametrize("path", sorted(TASKS.parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_recipe_is_valid_and_says_that_it_is_synthetic(path: Path) -> None:
+    trace = make_trace(load_recipe(path))
+    assert len(trace) >= 1000
+    assert trace.metadata["source"] == f"synthetic, recipe {path.stem}; no measured prompts, answers or scores"
+
+
 def test_a_shared_prefix_is_added_once() -> None:
     # C059
     new, answers, turn = np.array([3, 4]), np.array([2, 1]), np.array([0, 1])

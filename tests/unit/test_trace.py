@@ -342,6 +342,9 @@ def traces(draw: st.DrawFn) -> Trace:
         optional["prefix_offsets"] = offsets
         optional["prefix_values"] = np.arange(offsets[-1]) * 7 - 2**62
         optional["prefix_block_size"] = block
+    if draw(st.booleans()):
+        optional["after"] = np.array([draw(st.integers(-1, row - 1)) for row in range(n)])
+        optional["think_ns"] = column(0, 10**15)
     metadata = draw(st.dictionaries(st.sampled_from(["source", "seed", "recipe"]), st.text()))
     arrivals = np.sort(column(0, TEN_YEARS_NS))
     return Trace.from_columns(arrivals, prompts, column(1, 2**31), metadata=metadata, **optional)

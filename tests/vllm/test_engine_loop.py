@@ -15,7 +15,7 @@ import pytest
 
 from simcluster.backends.vllm_scheduler import VllmBatch, VllmScheduler
 from simcluster.conformance.record import record_scenario
-from simcluster.conformance.record_draw import Scenario, draw_scenario
+from simcluster.conformance.record_draw import DrawnScenario, draw_scenario
 
 OUTPUT_BASE = 1_000_000
 
@@ -81,7 +81,7 @@ def watch(vllm: Any) -> list[tuple[str, Any]]:
     return log
 
 
-def run_core(scenario: Scenario) -> list[tuple[str, Any]]:
+def run_core(scenario: DrawnScenario) -> list[tuple[str, Any]]:
     scheduler = VllmScheduler(scenario.config)
     core = engine_core(scheduler, scenario.config["async_scheduling"])
     log = watch(scheduler.vllm)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,19 +78,32 @@ def _shared_prefixes(world: ClusterWorld) -> PrefixHashes:
 )
 def test_a_run_of_the_quickstart_has_the_same_bytes(tmp_path: Path, variant: str, policy: str) -> None:
     options, shared, _ = VARIANTS[variant]
-    scenario, world = _quickstart(options, shared)
+    requests = _compare(tmp_path, *_quickstart(options, shared), policy)
+    assert requests.num_rows == 300
+    assert not shared or sum(requests["cached_tokens"].to_pylist()) > 10_000
+    assert "preemptions" not in variant or sum(requests["num_preemptions"].to_pylist()) > 50
+
+
+def _compare(folder: Path, scenario: Scenario, world: ClusterWorld, policy: str) -> pa.Table:
+    """Run a policy under both engines, compare what they write byte for byte, and return the requests."""
     engines: tuple[EngineName, ...] = ("native", "vllm")
     for engine in engines:
         run = run_policy(scenario, world, policy, engine=engine)
         assert run.manifest["engine"] == engine
-        write_run(tmp_path / engine, run.manifest, run.tables, run.summary)
+        write_run(folder / engine, run.manifest, run.tables, run.summary)
     for table in ("requests", "decisions", "instances"):
-        native, vllm = (tmp_path / engine / f"{table}.parquet" for engine in engines)
+        native, vllm = (folder / engine / f"{table}.parquet" for engine in engines)
         assert native.read_bytes() == vllm.read_bytes(), table
-    table = run.tables["requests"]
-    assert table.num_rows == 300
-    assert not shared or sum(table["cached_tokens"].to_pylist()) > 10_000
-    assert "preemptions" not in variant or sum(table["num_preemptions"].to_pylist()) > 50
+    return run.tables["requests"]
+
+
+def test_users_who_wait_for_answers_see_the_same(tmp_path: Path) -> None:
+    """A closed loop of 40 users who think for 50 ms."""
+    scenario, world = _quickstart(TIGHT, True)
+    number = np.arange(300, dtype=np.int64)
+    loop = replace(world, after=np.where(number >= 40, number - 40, -1), think_ps=np.where(number >= 40, 50 * MS, 0))
+    requests = _compare(tmp_path, scenario, loop, "shortest_queue")
+    assert requests.num_rows == 300
 
 
 def _that_vllm_would_start(world: World) -> World:

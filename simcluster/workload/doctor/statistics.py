@@ -85,9 +85,11 @@ def length_statistics(trace: Trace) -> dict[str, Any]:
 
 
 def repeated_rows(trace: Trace) -> int:
-    """Return how many requests have arrival, prompt and answer length of an earlier one."""
+    """Return how many requests have arrival, prompt and answer length of an earlier one; nominal arrivals are none."""
     tied = np.flatnonzero(np.diff(trace.arrival_ns) == 0)
     rows = np.union1d(tied, tied + 1)  # all others are alone at their instant
+    if trace.after is not None:
+        rows = rows[trace.after[rows] < 0]
     columns = [trace.output_tokens[rows], trace.prompt_tokens[rows], trace.arrival_ns[rows]]
     order = np.lexsort(columns)
     again = np.ones(max(len(rows) - 1, 0), dtype=np.bool_)

@@ -9,9 +9,10 @@ import pyarrow.compute as pc
 
 from simcluster.errors import TraceError
 from simcluster.workload.importing.rows import Gathered
-from simcluster.workload.trace_columns import IntArray
+from simcluster.workload.trace_columns import IntArray, TraceColumns
+from simcluster.workload.turns import read_turns
 
-__all__ = ["find_orphans", "unique_ids"]
+__all__ = ["checked_links", "unique_ids"]
 
 
 def unique_ids(gathered: Gathered, table: Any, rows: IntArray, places: IntArray) -> Any:
@@ -83,10 +84,29 @@ def _repeated(ids: Any, rows: IntArray) -> list[tuple[int, int]]:
     return found
 
 
-def find_orphans(gathered: Gathered, table: Any, rows: IntArray, places: IntArray) -> Any:
-    """Return the table with no row that waits for a request outside these rows; such rows come at their own arrival."""
-    if "after" not in table.column_names:
-        return table
+def checked_links(gathered: Gathered, table: Any, rows: IntArray, places: IntArray) -> Any:
+    """Return the table with no row that waits for a request outside these rows; such rows come at their own arrival.
+
+    Args:
+        gathered: for the report.
+        table: the gathered rows.
+        rows: which of them make up the trace, in its order.
+        places: line or row of each gathered row in the file.
+
+    Raises:
+        TraceError: a row waits for a later one, or has a think time and waits for none.
+    """
+    names = [name for name in ("request_id", "after", "think_s") if name in table.column_names]
+    if "after" in names:
+        table = _without_orphans(gathered, table, rows, places)
+    if "after" in names or "think_s" in names:
+        taken = table.select(names).take(pa.array(rows))
+        columns = TraceColumns(str(gathered.source.path), taken, places[rows] - 1, gathered.source.place)
+        read_turns(columns, columns)
+    return table
+
+
+def _without_orphans(gathered: Gathered, table: Any, rows: IntArray, places: IntArray) -> Any:
     after = table.column("after")
     if "request_id" not in table.column_names:
         raise TraceError(

@@ -25,10 +25,16 @@ from simcluster.workload.importing.values import (
 from simcluster.workload.trace_columns import IntArray, TraceColumns
 from simcluster.workload.trace_schema import MAX_SPAN_NS, MAX_TOKENS
 
-__all__ = ["MAPS", "Gathered", "gather_block"]
+__all__ = ["FILLED", "MAPS", "WIDE", "Gathered", "gather_block"]
 
 MAPS = ("prompt_tokens_by_model", "output_tokens_by_model", "quality_by_model")
 """Columns that only a Parquet file by our names can have; they are passed on as they are."""
+
+FILLED: dict[str, Any] = {"priority": 0, "finish": "eos"}
+"""What null means in columns that have a default."""
+
+WIDE = {pa.int32(): pa.int64(), pa.large_list(pa.int32()): pa.large_list(pa.int64())}
+"""Types that columns are held in, where their values fit, and the types that they are written in."""
 
 _CONVERT = {
     "prompt_tokens": as_integers,
@@ -42,7 +48,6 @@ _CONVERT = {
 }
 _NAMES = {"cancel": "cancel_s", "slo_ttft": "slo_ttft_s", "think": "think_s"}
 _LABELS = ("request_id", "session_id", "task", "finish", "after")  # empty text is none
-_FILLED = {"priority": 0, "finish": "eos"}  # what null means
 _BOOLS = npt.NDArray[np.bool_]
 
 
@@ -59,6 +64,7 @@ class Gathered:
         tables: columns of the trace but the arrivals, one table per block.
         arrivals: arrivals [ns], one array per block.
         places: line or row of each request in the file, one array per block.
+        marks: places of rows that were changed, by what, as long as they may still be left out.
         read: rows read.
         earliest_ns: the first arrival of the file, kept or not [ns].
         latest_ns: the last arrival of the file, kept or not [ns].
@@ -72,6 +78,7 @@ class Gathered:
     tables: list[Any] = field(default_factory=list)
     arrivals: list[IntArray] = field(default_factory=list)
     places: list[IntArray] = field(default_factory=list)
+    marks: dict[str, list[IntArray]] = field(default_factory=dict)
     read: int = 0
     earliest_ns: int | None = None
     latest_ns: int | None = None
@@ -79,6 +86,17 @@ class Gathered:
     def __post_init__(self) -> None:
         self.skipped = Tally(self.source.place)
         self.changed = Tally(self.source.place)
+
+    def mark(self, what: str, places: IntArray) -> None:
+        """Remember rows that were changed."""
+        if len(places):
+            self.marks.setdefault(what, []).append(places)
+
+    def settle(self, places: IntArray) -> None:
+        """Report the changes of the rows that make up the trace."""
+        for what, marked in self.marks.items():
+            every = np.concatenate(marked)
+            self.changed.add(what, every[np.isin(every, places, assume_unique=True)])
 
     def fail(self, ours: str, places: IntArray, bad: BadValueError) -> NoReturn:
         """Say where a bad value is.
@@ -132,8 +150,8 @@ def _converted(gathered: Gathered, block: Block) -> tuple[IntArray, Any]:
             continue
         if ours in reading.durations:
             converted = pc.divide(pc.multiply(converted, float(reading.durations[ours].ns)), 1e9)
-        if ours in _FILLED:
-            converted = converted.fill_null(_FILLED[ours])
+        if ours in FILLED:
+            converted = converted.fill_null(FILLED[ours])
         columns[_NAMES.get(ours, ours)] = converted
     columns |= {name: block.columns[name] for name in MAPS if name in block.columns}
     return arrival_ns, pa.table(columns)
@@ -174,7 +192,7 @@ def _known(gathered: Gathered, columns: TraceColumns, name: str) -> IntArray:
 def _prefill_only(gathered: Gathered, table: Any, places: IntArray) -> Any:
     """Turn rows without output into requests of one token: it comes out of the prefill, so the work is the same."""
     empty = table.column("output_tokens").to_numpy() == 0
-    gathered.changed.add("zero_output, kept as prefill with one token", places[empty])
+    gathered.mark("zero_output, kept as prefill with one token", places[empty])
     if not empty.any():
         return table
     mask = pa.array(empty)
@@ -203,8 +221,8 @@ def _within_context(gathered: Gathered, table: Any, places: IntArray) -> tuple[A
         keep = gathered.skipped.mask("exceeds_context", places, too_long)
         return (table if keep.all() else table.filter(pa.array(keep))), keep
     rejected = prompts >= limit
-    gathered.changed.add("prompt fills the context: the engine will reject it", places[rejected])
-    gathered.changed.add("answer runs into the context: the engine will cut it", places[too_long & ~rejected])
+    gathered.mark("prompt fills the context: the engine will reject it", places[rejected])
+    gathered.mark("answer runs into the context: the engine will cut it", places[too_long & ~rejected])
     return table, everything
 
 
@@ -253,11 +271,12 @@ def _check_hashes(gathered: Gathered, columns: TraceColumns) -> None:
 
 def _compact(table: Any) -> Any:
     """Store whole numbers in 32 bits where they fit: files are large."""
+    narrow = {wide: kind for kind, wide in WIDE.items()}
     for place, name in enumerate(table.column_names):
         column = table.column(name)
-        if column.type == pa.int64():
+        if column.type in narrow:
             try:
-                table = table.set_column(place, name, column.cast(pa.int32()))
+                table = table.set_column(place, name, column.cast(narrow[column.type]))
             except pa.ArrowException:
                 continue
     return table

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from simcluster.errors import TraceError
 from simcluster.workload.importing.detect import Reading, read_as
-from simcluster.workload.importing.identity import find_orphans, unique_ids
+from simcluster.workload.importing.identity import checked_links, unique_ids
 from simcluster.workload.importing.options import ImportOptions
 from simcluster.workload.importing.report import ImportReport
-from simcluster.workload.importing.rows import MAPS, Gathered, gather_block, too_long_a_span
+from simcluster.workload.importing.rows import FILLED, MAPS, WIDE, Gathered, gather_block, too_long_a_span
 from simcluster.workload.importing.sources import Source, open_source
 from simcluster.workload.trace_columns import IntArray
 from simcluster.workload.trace_schema import COLUMNS, OWN_KEYS
@@ -81,10 +81,12 @@ def import_trace(
     gathered.arrivals.clear()
     table = pa.concat_tables(gathered.tables, promote_options="permissive")
     gathered.tables.clear()
+    table = _filled(table)
     ordered = _order(gathered, arrivals, places)
+    gathered.settle(places[ordered.rows])
     _require_texts(gathered, table, places)
     table = unique_ids(gathered, table, ordered.rows, places)
-    table = find_orphans(gathered, table, ordered.rows, places)
+    table = checked_links(gathered, table, ordered.rows, places)
     _write(out, table, ordered, _metadata(gathered, ordered))
     return _report(gathered, ordered, out)
 
@@ -157,6 +159,15 @@ def _cut_gaps(gathered: Gathered, offsets: IntArray, places: IntArray) -> IntArr
     return cut
 
 
+def _filled(table: Any) -> Any:
+    """Return the table with defaults where a whole block had no value."""
+    for name, value in FILLED.items():
+        if name in table.column_names:
+            place = table.column_names.index(name)
+            table = table.set_column(place, name, table.column(name).fill_null(value))
+    return table
+
+
 def _require_texts(gathered: Gathered, table: Any, places: IntArray) -> None:
     for name in _REQUIRED_TEXTS:
         if name in table.column_names and table.column(name).null_count:
@@ -173,13 +184,13 @@ def _require_texts(gathered: Gathered, table: Any, places: IntArray) -> None:
 
 def _write(out: Path, table: Any, ordered: _Ordered, metadata: dict[str, str]) -> None:
     """Write the requests in groups, so that no second copy of all columns is made."""
-    n, in_order = len(ordered.rows), bool(np.all(np.diff(ordered.rows) == 1))
-    if not in_order:
-        table = table.combine_chunks()
     with TraceWriter(out, metadata) as writer:
-        for start in range(0, n, _ROW_GROUP):
+        for start in range(0, len(ordered.rows), _ROW_GROUP):
             rows = ordered.rows[start : start + _ROW_GROUP]
-            part = table.slice(int(rows[0]), len(rows)) if in_order else table.take(pa.array(rows))
+            first, last = int(rows.min()), int(rows.max())
+            part = table.slice(first, last - first + 1)
+            if not bool(np.all(np.diff(rows) == 1)):
+                part = part.combine_chunks().take(pa.array(rows - first))
             arrival_ns = pa.array(ordered.arrival_ns[start : start + _ROW_GROUP])
             part = part.add_column(0, "arrival_ns", arrival_ns)
             writer.write(_widened(part.select([name for name in COLUMNS if name in part.column_names])))
@@ -187,7 +198,7 @@ def _write(out: Path, table: Any, ordered: _Ordered, metadata: dict[str, str]) -
 
 def _widened(table: Any) -> Any:
     """Return the table with its whole numbers in 64 bits, as every trace file has them."""
-    fields = [each.with_type(pa.int64()) if each.type == pa.int32() else each for each in table.schema]
+    fields = [each.with_type(WIDE.get(each.type, each.type)) for each in table.schema]
     return table.cast(pa.schema(fields))
 
 
