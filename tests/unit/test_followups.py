@@ -95,5 +95,5 @@ def test_a_horizon_leaves_later_turns_unsent(tmp_path):
 
 def test_a_delayed_view_without_refresh_is_refused_where_arrivals_are_not_known_beforehand(tmp_path):
     columns = chain([None, "0"], [None, 0.1], prompt_tokens=[4, 9], output_tokens=[2, 1])
-    with pytest.raises(ConfigError, match="routing.publish_delay_s = 0.05; must be 0, or refresh_interval_s above 0"):
+    with pytest.raises(ConfigError, match=r"publish_delay_s = 0\.05; must be 0, or refresh_interval_s above 0"):
         make_world(tmp_path, columns, scenario_data(2, routing={"publish_delay_s": 0.05}))

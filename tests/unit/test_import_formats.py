@@ -253,6 +253,7 @@ REFUSED: list[tuple[str, str]] = [
     ("a,a,b\n1,2,3\n", "line 1: found the column a twice"),
     ("\n\n", "0 requests after filters (0 read); the file is empty"),
     (",,\n1,2,3\n", "line 1: found no column names"),
+    ("a,b,c\r1,2,3\r4,5,6\n", "line 1: found a line that ends in a bare carriage return"),
     ("a,b,c\n1,2,3\n", "no known format has the columns a, b, c; say which is which: --map arrival=NAME"),
     (GOOD + "1,2\n", "line 3: found 2 values; allowed is 3, as in the header"),
     (GOOD + '1,"2,3\n', "line 3: not CSV"),

@@ -75,7 +75,7 @@ def test_a_broken_vllm_is_told_from_a_missing_one(monkeypatch: pytest.MonkeyPatc
 
 def test_vllm_is_not_imported_by_the_command_line() -> None:
     code = "import sys, simcluster.cli; sys.exit('vllm' in sys.modules or 'torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
 
 
 def test_a_folder_of_that_name_is_not_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

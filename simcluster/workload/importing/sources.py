@@ -203,6 +203,8 @@ def _open_csv(path: Path, head: bytes) -> Source:
         rows = list(csv.reader(io.StringIO(line, newline=""), delimiter=delimiter, strict=True))
     except csv.Error as error:
         raise TraceError(f"{path}: line 1: not a CSV header ({error}); give CSV, JSONL or Parquet") from error
+    if "\r" in line:
+        raise TraceError(f"{path}: line 1: found a line that ends in a bare carriage return; save it with line feeds")
     names = tuple(name.strip() for name in rows[0]) if rows else ()
     if not any(names):
         raise TraceError(f"{path}: line 1: found no column names; allowed is a CSV header; add one")
