@@ -310,7 +310,9 @@ class Engine:
         """Earliest event [ps] if nothing else arrives; NEVER if none."""
 
     def next_end(self) -> int:
-        """Earliest end of a request [ps] if nothing else arrives; NEVER if none."""
+        """
+        When to advance to [ps] to be told of the next end of a request if nothing else arrives; NEVER if none.
+        """
 
     def fork(self) -> Engine:
         """An independent copy."""

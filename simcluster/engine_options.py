@@ -81,6 +81,11 @@ def resolve_engine_options(options: EngineOptions, card: Card, where: str) -> tu
         )
     native.max_num_seqs = min(native.max_num_seqs, native.max_num_batched_tokens)
     native.max_num_active_seqs = options.max_num_active_seqs or 0
+    if native.max_num_active_seqs > native.max_num_seqs:
+        raise ConfigError(
+            f"{where}.max_num_active_seqs = {native.max_num_active_seqs}; must be at most max_num_seqs = "
+            f"{native.max_num_seqs}, as vLLM demands; lower it or leave it out"
+        )
     native.block_size = options.block_size or card.kv_cache.block_size
     native.num_gpu_blocks = options.num_gpu_blocks_override or _blocks(card, native.block_size)
     for name in (

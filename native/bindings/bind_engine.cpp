@@ -129,7 +129,7 @@ void bind_engine(nb::module_& m) {
            nb::call_guard<nb::gil_scoped_release>(),
            "Earliest event [ps] if nothing else arrives; NEVER if none.")
       .def("next_end", &Engine::next_end, nb::call_guard<nb::gil_scoped_release>(),
-           "Earliest end of a request [ps] if nothing else arrives; NEVER if none.")
+           "When to advance to [ps] to be told of the next end of a request if nothing else arrives; NEVER if none.")
       .def("fork", [](const Engine& engine) { return Engine(engine); }, "An independent copy.")
       .def("snapshot", [](const Engine& e) { return std::make_shared<Snapshot>(Snapshot::capture(e)); },
            "The state at the newest step boundary.")

@@ -231,18 +231,30 @@ void Engine::advance_to(Picoseconds t) {
   if (t < kNever) now_ = std::max(now_, t);
 }
 
-Picoseconds Engine::next_event(bool ends_only) const {
+Picoseconds Engine::next_event() const {
   Engine ahead = *this;
   ahead.events_.clear();
   Picoseconds first = kNever;
   // A step handed over ahead of time, or a cancellation during a step, may be told of after a later event.
   while (ahead.advance_once(first)) {
-    for (const Event& event : ahead.events_) {
-      if (!ends_only || event.kind >= EventKind::finished) first = std::min(first, event.at);
-    }
+    for (const Event& event : ahead.events_) first = std::min(first, event.at);
     ahead.events_.clear();
   }
   return first;
+}
+
+Picoseconds Engine::next_end() const {
+  Engine ahead = *this;
+  ahead.events_.clear();
+  for (;;) {
+    const bool results = ahead.waiting_for_batch_;
+    if (!ahead.advance_once(kNever)) return kNever;
+    const auto is_end = [](const Event& event) { return event.kind >= EventKind::finished; };
+    if (std::any_of(ahead.events_.begin(), ahead.events_.end(), is_end)) {
+      return results ? ahead.clock_ : ahead.clock_ + 1;  // a pass at t is made when time has moved beyond t
+    }
+    ahead.events_.clear();
+  }
 }
 
 Picoseconds Engine::run_to_first_token(std::int64_t id) {

@@ -82,9 +82,10 @@ class Engine {
   // Run until nothing is left to do.
   void drain() { advance_to(kNever); }
   // Earliest event if nothing else arrives; kNever if none. Runs a copy, so it is exact for every configuration.
-  Picoseconds next_event() const { return next_event(false); }
-  // The same for the earliest end of a request: finished, failed or rejected.
-  Picoseconds next_end() const { return next_event(true); }
+  Picoseconds next_event() const;
+  // The instant to advance to so that the next end of a request (finished, failed) is told of; kNever if none. Later
+  // than the end itself where a client leaves during a step.
+  Picoseconds next_end() const;
   // Run until this request's first output token, whatever the time; kNever if it never comes.
   Picoseconds run_to_first_token(std::int64_t id);
 
@@ -122,7 +123,6 @@ class Engine {
   static StepFeatures features_of(const SteadyState& steady, std::int64_t step);
   BatchEntry partial_entry(const SteadyState& steady, std::int64_t step) const;
 
-  Picoseconds next_event(bool ends_only) const;
   bool advance_once(Picoseconds limit);  // false: nothing happens before the limit
   void iterate();                        // take inputs, one pass, perhaps wait for the oldest batch
   void take_inputs();

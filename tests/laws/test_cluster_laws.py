@@ -258,6 +258,13 @@ def test_a_token_on_its_way_when_the_client_leaves_was_not_delivered(folder: Pat
     assert (row["first_token_ns"], row["output_tokens"], row["end_ns"]) == (24_400_000, 1, 25 * MS)
 
 
+def test_a_step_planned_ahead_does_not_start_for_a_client_that_has_left_before(folder: Path) -> None:
+    columns = {"arrival_ns": [0, 5 * MS], "prompt_tokens": [20, 4], "output_tokens": [5, 3], "cancel_s": [None, 0.028]}
+    data = scenario_data([{"engine": {"async_scheduling": True}}])  # the second step is planned for 41 ms
+    row = frame(run_policy(*make_world(folder, columns, data), "round_robin"), "requests").to_dicts()[1]
+    assert (row["status"], row["scheduled_ns"], row["end_ns"]) == ("failed", None, 33 * MS)
+
+
 def test_what_is_on_its_way_to_the_client_at_the_horizon_has_not_happened(folder: Path) -> None:
     run, (row,) = far_run(folder, {"horizon_s": 0.045})  # the last token leaves the engine at 39.4 ms
     assert (row["status"], row["reason"], row["end_ns"]) == ("unfinished", "in_transit", None)

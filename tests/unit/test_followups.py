@@ -45,6 +45,15 @@ def test_a_request_that_waits_for_a_rejected_one_is_sent_all_the_same(tmp_path):
     assert requests["arrival_ns"].to_list() == [0, 500_000_000]
 
 
+def test_a_client_that_leaves_during_a_step_releases_its_next_request_when_the_step_has_ended(tmp_path):
+    # The prompt takes 0 to 110 ms, the client leaves at 50 ms and has the next request ready 20 ms later.
+    columns = chain([None, "0"], [None, 0.02], prompt_tokens=[100, 5], output_tokens=[50, 2], cancel_s=[0.05, None])
+    _, requests = run_once(tmp_path, columns, scenario_data(1))
+    assert requests["status"].to_list() == ["failed", "finished"]
+    assert requests["end_ns"].to_list() == [50_000_000, 136_000_000]
+    assert requests["arrival_ns"].to_list() == [0, 110_000_000]
+
+
 def test_an_arrival_in_between_moves_the_end_that_others_wait_for(tmp_path):
     # Alone request 0 would end at 25 ms; request 1 joins the step at 14 ms with 3 tokens: 14 + 10 + 1 + 3.
     columns = {
