@@ -21,6 +21,9 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from simcluster.errors import SimclusterError
+from simcluster.experiment.build import build_world
+from simcluster.routers import check_policy
+from simcluster.scenario import Scenario, load_scenario, load_yaml
 from simcluster.workload import read_trace, write_trace
 from simcluster.workload.doctor import inspect_trace
 from simcluster.workload.importing import ImportOptions, TimeUnit, import_trace
@@ -33,6 +36,7 @@ CORPUS = Path(__file__).resolve().parent / "corpus"
 SECONDS = float(os.environ.get("SIMCLUSTER_FUZZ_SECONDS", "4"))
 HANG_S = 60
 RECIPES = Path(__file__).resolve().parents[2] / "traces" / "recipes"
+SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 
 Target = Callable[[bytes], None]
 
@@ -109,7 +113,22 @@ def read_servegen(data: bytes) -> None:
                     read(source)
 
 
+def check_scenario(data: bytes) -> None:
+    """Load a scenario; build what it names if that is small."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "s.yaml"
+        path.write_bytes(data)
+        with one_line_errors():
+            scenario, found = load_scenario(str(path))
+            json.dumps(scenario.resolved(), allow_nan=False)
+            for policy in scenario.routing.policies:
+                check_policy(policy)
+            if sum(item.replicas for item in scenario.cluster.instances) <= 8:
+                build_world(scenario, found)
+
+
 TARGETS: dict[str, Target] = {
+    "scenario": check_scenario,
     "import": import_file,
     "trace": read_file,
     "recipe": make_from_recipe,
@@ -141,6 +160,8 @@ def seeds(target: str) -> list[bytes]:
     found = [path.read_bytes() for path in sorted((CORPUS / target).iterdir())]
     if target in ("import", "servegen"):
         found += [path.read_bytes() for path in sorted(FILES.rglob("*")) if path.is_file()]
+    if target == "scenario":
+        found += [path.read_bytes() for path in sorted(SCENARIOS.glob("*.yaml"))]
     if target == "recipe":
         found += [path.read_bytes() for path in sorted(RECIPES.glob("*.yaml"))]
     return found
@@ -314,10 +335,41 @@ def recipes(draw: st.DrawFn) -> bytes:
     return yaml.safe_dump(recipe).encode()
 
 
+SCENARIO_VALUES = st.one_of(
+    st.integers(-2, 200),
+    st.floats(),
+    st.sampled_from(["index", "x", "", True, None, [], {}, ["sfs"], "power_of_two:d=", "admission(", 1e-300, 1e300]),
+)
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> bytes:
+    """Return the shipped scenario with some of its values replaced or added."""
+    scenario = Scenario.model_validate(load_yaml(SCENARIOS / "quickstart.yaml")).resolved()
+    scenario["workload"]["limit"] = 20
+    for _ in range(draw(st.integers(0, 4))):
+        owner: Any = scenario
+        while True:
+            if isinstance(owner, list):
+                if not owner:
+                    break
+                key: Any = draw(st.integers(0, len(owner) - 1))
+            else:
+                key = draw(st.sampled_from([*owner, "seed", "limit", "watermark"]))
+            child = owner[key] if isinstance(owner, list) else owner.get(key)
+            if isinstance(child, (dict, list)) and child and draw(st.integers(0, 7)):
+                owner = child
+                continue
+            owner[key] = copy.deepcopy(draw(SCENARIO_VALUES))
+            break
+    return yaml.safe_dump(scenario).encode()
+
+
 FILES_OF: dict[str, st.SearchStrategy[bytes]] = {
     "import": st.one_of(mutated("import"), json_lines(), csv_files(), parquet_files()),
     "trace": st.one_of(parquet_files(), parquet_files(), parquet_files(), mutated("trace")),
     "recipe": st.one_of(recipes(), recipes(), mutated("recipe")),
+    "scenario": st.one_of(scenarios(), scenarios(), mutated("scenario")),
     "servegen": mutated("servegen"),
 }
 
