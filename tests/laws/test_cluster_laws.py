@@ -94,6 +94,7 @@ def instances(draw: st.DrawFn) -> dict[str, Any]:
     card = draw(st.sampled_from(["u.json", "u.json", "far.json"]))
     return {
         "card": card,
+        "price": {"input_usd_per_mtok": 2.0, "output_usd_per_mtok": 5.0},
         "engine": engine,
         "true_model": {"noise": noise},
         "quality": draw(st.sampled_from([0.5, 0.9])),
@@ -194,6 +195,8 @@ def test_metrics_are_consistent_with_each_other_and_with_the_instants(folder: Pa
             if row[metric] is not None:
                 assert row[metric] == pytest.approx((row[instant] - row["arrival_ns"]) / 1e9, abs=2e-9)
         n = row["output_tokens"]
+        prompt = row["prompt_tokens"] if row["scheduled_ns"] is not None else 0
+        assert row["cost_micro_usd"] == 2.0 * prompt + 5.0 * n
         if row["status"] != "finished":
             assert row["tpot_s"] is row["e2e_s"] is row["utility"] is None
             assert not row["on_time"]

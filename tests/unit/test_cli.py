@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -312,6 +313,11 @@ def test_a_reader_that_leaves_early_is_no_error_of_ours(command: tuple[str, ...]
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------
 
 
+def read_terminal(controller: int, wait_s: float) -> bytes:
+    """Return what comes from a terminal within a time, or nothing."""
+    return os.read(controller, 100_000) if select.select([controller], [], [], wait_s)[0] else b""
+
+
 def test_ctrl_c_ends_a_run_with_valid_partial_results(tmp_path: Path) -> None:
     n = 300_000
     write_small(tmp_path, n, routing={"policies": ["shortest_queue", "sfs"]})
@@ -326,11 +332,13 @@ def test_ctrl_c_ends_a_run_with_valid_partial_results(tmp_path: Path) -> None:
     )
     shown = b""
     while b"req/s" not in shown:  # the progress bar moves
-        shown += os.read(controller, 1000)
+        assert run.poll() is None
+        shown += read_terminal(controller, 0.1)
     run.send_signal(signal.SIGINT)
     out, _ = run.communicate(timeout=60)
+    while more := read_terminal(controller, 0):
+        shown += more
     os.close(terminal)
-    shown += os.read(controller, 100_000)
     os.close(controller)
     assert run.returncode == 130
     assert b"stopped early" in shown

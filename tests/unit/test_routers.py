@@ -172,7 +172,8 @@ def test_every_policy_decides_every_request_and_says_why(tmp_path: Path, policy:
 
 
 def test_a_decision_record_names_the_runner_up_and_the_margin(tmp_path: Path) -> None:
-    instances = [{"quality": 0.5}, {"quality": 0.9}, {"quality": 0.8}]
+    price = {"input_usd_per_mtok": 100.0, "output_usd_per_mtok": 200.0}  # 4 + 3 tokens cost 1000 micro-dollars
+    instances = [{"quality": 0.5}, {"quality": 1.0, "price": price}, {"quality": 0.8}]
     columns = {"arrival_ns": [0], "prompt_tokens": [4], "output_tokens": [3]}
     scenario, world = make_world(tmp_path, columns, scenario_data(instances, output={"decisions": "full"}))
     row = frame(run_policy(scenario, world, "sfs"), "decisions").row(0, named=True)
