@@ -90,11 +90,14 @@ def choose_slo(
     allowed, none_healthy = _allowed(len(ttft_s), healthy)
     expected = ttft_s[allowed]
     feasible = allowed[(expected <= target_s) & np.isfinite(expected)]
+    score = np.full(len(ttft_s), -np.inf)  # what decided: utility, or the TTFT where no instance meets the target
     if len(feasible):
         best, reason = _largest(utility, ttft_s, feasible), "feasible"
+        score[feasible] = utility[feasible]
     else:
         best, reason = allowed[expected == expected.min()], "infeasible"
-    return Decision(ties.pick(best), NONE_HEALTHY if none_healthy else reason, ttft_s, utility, len(best))
+        score[allowed] = -expected
+    return Decision(ties.pick(best), NONE_HEALTHY if none_healthy else reason, ttft_s, score, len(best))
 
 
 def choose_weighted(

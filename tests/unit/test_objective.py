@@ -143,3 +143,15 @@ def test_without_a_tie_nothing_is_drawn_and_no_turn_is_used_up(rule: str) -> Non
     assert rng.bit_generator.state == before
     if rule != "random":
         assert breaker.pick(np.array([0, 1, 2])) == 0
+
+
+def test_the_score_of_a_decision_is_what_decided() -> None:
+    utility, ttft = np.array([0.9, 0.1, 0.95]), np.array([0.3, 0.25, 0.4])
+    infeasible = choose_slo(utility, ttft, 0.2, ties())
+    assert (infeasible.instance, infeasible.reason) == (1, "infeasible")
+    assert infeasible.score is not None
+    assert infeasible.score.tolist() == [-0.3, -0.25, -0.4]
+    feasible = choose_slo(utility, ttft, 0.35, ties())
+    assert (feasible.instance, feasible.reason) == (0, "feasible")
+    assert feasible.score is not None
+    assert feasible.score.tolist() == [0.9, 0.1, -np.inf]
