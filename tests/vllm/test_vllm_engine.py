@@ -186,6 +186,7 @@ def test_a_pool_too_small_for_the_longest_request_is_refused() -> None:
 
 
 def test_what_vllm_refuses_is_said_with_the_instance() -> None:
-    world = _one_instance(vllm_version=_installed(), max_num_seqs=8, max_num_active_seqs=16)
+    world = _one_instance(vllm_version=_installed(), max_num_seqs=8)
+    world.instances[0].engine.max_num_active_seqs = 16  # a scenario file that says so is refused before
     with pytest.raises(ConfigError, match=r"instance qwen3-0.6b: engine: vLLM .* refuses these options \("):
         vllm_engine_factory(world)
