@@ -25,6 +25,7 @@ __all__ = ["Histograms", "Rates", "draw_arrivals", "draw_lengths", "read_lengths
 
 WINDOW_S = 600.0
 _MOST_PER_WINDOW = 10_000_000
+_LONGEST = 2**31
 _FIELDS = ("input_tokens", "output_tokens")
 _PATTERNS = ("gamma", "weibull")
 
@@ -50,6 +51,17 @@ class Rates:
 
 Histograms = dict[int, dict[float, dict[str, tuple[IntArray, FloatArray]]]]
 """Lengths [tokens] and their probabilities by client, start of the window [s], and field."""
+
+_BROKEN = (
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    SyntaxError,
+    RecursionError,
+    MemoryError,
+)  # what a damaged dataset can raise
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -97,7 +109,7 @@ def read_lengths(path: Path) -> Histograms:
     window = _numbers(path, "window_s", columns)
     tokens = _numbers(path, "tokens", columns)
     prob = _numbers(path, "prob", columns)
-    _require(path, "tokens", columns, (tokens >= 0) & (tokens <= 2**31), "0 to 2147483648")
+    _require(path, "tokens", columns, (tokens >= 0) & (tokens <= _LONGEST), f"0 to {_LONGEST}")
     _require(path, "prob", columns, prob >= 0, "0 or more")
     fields = np.array(as_texts(columns["field"]).to_pylist(), dtype=object)
     result: Histograms = {}
@@ -113,7 +125,13 @@ def read_lengths(path: Path) -> Histograms:
 
 
 def _histogram(tokens: FloatArray, prob: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Return lengths of one token or more and their probabilities, which add up to 1."""
+    """Return lengths of one token or more and their probabilities, which add up to 1.
+
+    Raises:
+        ValueError: a length is outside 0 to 2^31, or a probability is not a finite number of 0 or more.
+    """
+    if not (np.all((tokens >= 0) & (tokens <= _LONGEST)) and np.all((prob >= 0) & np.isfinite(prob))):
+        raise ValueError(f"found lengths outside 0 to {_LONGEST} or bad probabilities")
     total = float(prob.sum())
     share = prob / total if math.isfinite(total) and total > 0 else np.full(len(prob), 1 / len(prob))
     return np.maximum(np.rint(tokens), 1).astype(np.int64), share
@@ -206,13 +224,15 @@ def _chunk_lengths(folder: Path) -> Histograms:
         try:
             windows = json.loads(path.read_bytes())
             for start, fields in windows.items():
+                if not math.isfinite(float(start)):
+                    raise ValueError(f"found the window {start}")
                 for field in _FIELDS:
                     pairs = ast.literal_eval(fields.get(field, "{}"))
                     if pairs:
                         tokens, prob = (np.array(list(part), dtype=np.float64) for part in (pairs, pairs.values()))
                         by_window = result.setdefault(client, {})
                         by_window.setdefault(float(start), {})[field] = _histogram(tokens, prob)
-        except (OSError, ValueError, TypeError, AttributeError, SyntaxError, RecursionError, MemoryError) as error:
+        except _BROKEN as error:
             raise TraceError(f"{path}: not a ServeGen dataset ({error}); give a ServeGen folder") from error
     return _usable(folder, result)
 
