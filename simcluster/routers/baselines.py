@@ -1,6 +1,7 @@
 """Policies that do not estimate latency: by turn, by chance, by count, by fixed properties of the model."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 
-class Scored:
+class Scored(ABC):
     """Base of policies that take the largest score among the healthy instances."""
 
     needs_view: ClassVar[bool] = True
@@ -37,9 +38,9 @@ class Scored:
     def __init__(self, settings: RouterSettings) -> None:
         self._ties = settings.ties
 
+    @abstractmethod
     def score(self, request: Request, view: ClusterView) -> FloatArray:
         """Return what to maximise, (j,)."""
-        raise NotImplementedError
 
     def route(self, request: Request, view: ClusterView) -> Decision:
         """Take the largest score."""

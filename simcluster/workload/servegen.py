@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from simcluster.errors import TraceError
+from simcluster.validation import one_line
 from simcluster.workload.importing.sources import open_source
 from simcluster.workload.importing.values import BadValueError, as_numbers, as_texts
 from simcluster.workload.trace_columns import FloatArray, IntArray
@@ -215,7 +216,9 @@ def _chunk_rates(folder: Path) -> Iterator[tuple[Any, ...]]:
                     if row and row[3]:
                         yield (client, *row[:5])
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise TraceError(f"{path}: cannot be read ({error}); give a ServeGen folder") from error
+            raise TraceError(
+                f"{path}: cannot be read ({one_line(str(error))[:200]}); give a ServeGen folder"
+            ) from error
 
 
 def _chunk_lengths(folder: Path) -> Histograms:
@@ -233,7 +236,9 @@ def _chunk_lengths(folder: Path) -> Histograms:
                         by_window = result.setdefault(client, {})
                         by_window.setdefault(float(start), {})[field] = _histogram(tokens, prob)
         except _BROKEN as error:
-            raise TraceError(f"{path}: not a ServeGen dataset ({error}); give a ServeGen folder") from error
+            raise TraceError(
+                f"{path}: not a ServeGen dataset ({one_line(str(error))[:200]}); give a ServeGen folder"
+            ) from error
     return _usable(folder, result)
 
 
