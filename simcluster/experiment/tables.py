@@ -90,8 +90,9 @@ def decisions_table(ledger: Ledger) -> pa.Table:
         if score is not None and len(score) > 1 and j != SHED:
             others = np.where(np.arange(len(score)) == j, -np.inf, score)
             runner_up = int(np.argmax(others))
-            row["runner_up"] = names[runner_up]
-            row["margin"] = _finite(score, j, runner_up)
+            if np.isfinite(others[runner_up]):  # else nobody else could have been chosen
+                row["runner_up"] = names[runner_up]
+                row["margin"] = _value(score[j] - score[runner_up])
         if full:
             row["candidate_ttft_s"] = None if ttft is None else [_value(v) for v in ttft]
             row["candidate_score"] = None if score is None else [_value(v) for v in score]
@@ -103,11 +104,9 @@ def _value(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _finite(values: FloatArray | None, j: int, other: int | None = None) -> float | None:
-    """Return a candidate's value, or its lead over another one; None where there is none."""
-    if values is None or j == SHED:
-        return None
-    return _value(values[j] if other is None else values[j] - values[other])
+def _finite(values: FloatArray | None, j: int) -> float | None:
+    """Return a candidate's value; None where there is none."""
+    return None if values is None or j == SHED else _value(values[j])
 
 
 def instances_table(ledger: Ledger) -> pa.Table:

@@ -191,3 +191,13 @@ def test_sfs_trades_utility_for_the_target_when_the_best_instance_is_busy(tmp_pa
     data = scenario_data(instances, slo={"ttft": 0.020})
     assert places(tmp_path, "sfs", [0, 0, 0, 0], data) == ["a", "a", "b", "b"]
     assert places(tmp_path, "latency_agnostic", [0, 0, 0, 0], data) == ["a"] * 4
+
+
+def test_a_decision_without_an_alternative_names_no_runner_up(tmp_path: Path) -> None:
+    # The second prompt is at the limit of both instances, so no TTFT can be estimated at all.
+    columns = {"arrival_s": [0.0, 1.0], "prompt_tokens": [8, 4096], "output_tokens": [2, 2]}
+    run, requests = run_once(tmp_path, columns, scenario_data(2), "sfs")
+    assert requests["status"].to_list() == ["finished", "rejected"]
+    decisions = frame(run, "decisions")
+    assert decisions["runner_up"].to_list() == ["b", None]
+    assert decisions["margin"].to_list() == [0.0, None]
