@@ -140,7 +140,10 @@ def _read_table(file: Any, names: list[str], where: str) -> Any:
         table.validate(full=True)  # among others, that texts are UTF-8
     except _BROKEN as error:
         raise _unreadable(where, error) from error
-    return table
+    required = ("prompt_tokens", "output_tokens", *arrivals)
+    # A writer that met nothing but nulls has no type to write; such a column says as much as none.
+    empty = [name for name in known if name not in required and pa.types.is_null(table.schema.field(name).type)]
+    return table.drop_columns(empty)
 
 
 def _unreadable(where: str, error: Exception) -> TraceError:

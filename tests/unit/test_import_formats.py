@@ -12,8 +12,11 @@ import pytest
 
 from simcluster.errors import ConfigError, TraceError
 from simcluster.workload import read_trace, write_trace
+from simcluster.workload.doctor import inspect_trace
 from simcluster.workload.importing import AmbiguousTraceError, ImportOptions, TimeUnit, import_trace
-from trace_files import FILES, imported, maps, write_file
+from simcluster.workload.recipe import Recipe
+from simcluster.workload.synth import make_trace
+from trace_files import FILES, imported, maps, replayed, write_file
 
 TIMED = '{"timestamp": %s, "input_length": 5, "output_length": 3}\n'
 
@@ -111,15 +114,17 @@ def test_a_result_of_vllm_bench_without_start_times_or_of_unequal_arrays_is_refu
     assert "arrays of different lengths: start_times 1, input_lens 4, output_lens 4" in refused(path, out)
 
 
+GENERIC = {
+    "arrival": "sent_us",
+    "prompt_tokens": "in",
+    "output_tokens": "out",
+    "request_id": "id",
+    "cancel": "deadline_ms",
+}
+
+
 def test_any_table_is_read_by_mapping_its_columns(out: Path) -> None:
-    columns = {
-        "arrival": "sent_us",
-        "prompt_tokens": "in",
-        "output_tokens": "out",
-        "request_id": "id",
-        "cancel": "deadline_ms",
-    }
-    trace, report = imported(FILES / "generic.csv", out, columns=columns)
+    trace, report = imported(FILES / "generic.csv", out, columns=GENERIC)
     assert report.format == "generic"
     assert "time unit us: the column is called sent_us" in report.reasons
     assert trace.request_id.tolist() == ["r1", "r2", "r3"]
@@ -159,6 +164,47 @@ def test_a_trace_of_this_project_can_be_imported_again_with_every_column(tmp_pat
     write_trace(original, tmp_path / "w")
     types = [{field.name: field.type for field in pq.read_schema(file)} for file in (out, tmp_path / "w")]
     assert types[0] == types[1]
+
+
+HAND_MADE: dict[str, dict[str, Any]] = {
+    "azure2023.csv": {},
+    "azure2024.csv": {},
+    "burstgpt.csv": {},
+    "mooncake.jsonl": {},
+    "vllm_timed.jsonl": {},
+    "vllm_bench.json": {},
+    "generic.csv": {"columns": GENERIC},
+}
+
+
+@pytest.mark.parametrize("name", HAND_MADE)
+def test_each_format_is_imported_inspected_and_replayed(name: str, out: Path) -> None:
+    trace, report = imported(FILES / name, out, **HAND_MADE[name])
+    assert len(trace) == report.kept > 0
+    assert inspect_trace(trace, 40960)["arrivals"] is not None
+    assert replayed(out)["submitted"] == len(trace)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"requests": 50, "rate_rps": 5.0, "lengths": {"kind": "file", "file": str(FILES / "lengths.csv")}},
+        {
+            "arrivals": {"kind": "servegen", "rates": str(FILES / "servegen_rates.csv"), "window_s": [0, 600]},
+            "lengths": {"kind": "servegen", "lengths": str(FILES / "servegen_lengths.csv")},
+        },
+    ],
+    ids=["lengths", "servegen"],
+)
+def test_lengths_and_rates_become_traces_that_are_replayed(parts: dict[str, Any], out: Path) -> None:
+    trace = make_trace(Recipe.model_validate({"name": "hand-made", "seed": 1} | parts))
+    write_trace(trace, out)
+    assert replayed(out)["submitted"] == len(trace) > 0
+
+
+def test_every_hand_made_file_is_tried() -> None:
+    rest = {"README.md", "servegen", "lengths.csv", "servegen_rates.csv", "servegen_lengths.csv"}
+    assert {path.name for path in FILES.iterdir()} == {*HAND_MADE, *rest}
 
 
 def test_gzip_is_unpacked(tmp_path: Path, out: Path) -> None:

@@ -11,7 +11,7 @@ from simcluster.workload import Trace
 from simcluster.workload.doctor import hit_rate_bound, inspect_trace
 from simcluster.workload.recipe import Recipe
 from simcluster.workload.synth import make_trace
-from trace_files import imported
+from trace_files import imported, replayed
 
 TRACES = {
     "aibrix_8min_up_and_down": (2024, 4.44),
@@ -50,6 +50,12 @@ def test_a_public_trace_is_imported_and_inspected(name: str, tmp_path: Path) -> 
         assert trace.prefix_block_size == 512
         assert trace.prefix_values is not None
         assert len(trace.prefix_values) == sum(map(len, table.column("hash_ids").to_pylist()))
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_public_trace_is_replayed_and_every_request_is_accounted_for(name: str, tmp_path: Path) -> None:
+    imported(shared_traces() / f"{name}.parquet", tmp_path / "t.parquet", missing_output="drop")
+    assert replayed(tmp_path / "t.parquet", limit=250)["submitted"] == 250
 
 
 def test_every_file_with_arrivals_is_tried() -> None:

@@ -1,3 +1,4 @@
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from shared_data import shared_data
 from simcluster.errors import TraceError
 from simcluster.workload import Trace, read_trace, write_trace
+from simcluster.workload.trace_schema import COLUMNS
 from trace_files import maps, write_file
 
 TEN_YEARS_NS = 3650 * 86_400 * 10**9
@@ -99,6 +101,16 @@ def test_integers_of_any_width_are_read(file: Path, kind: Any) -> None:
     trace = read_trace(write_file(file, prompt_tokens=pa.array([5, 6, 7], kind)))
     assert trace.prompt_tokens.dtype == np.int64
     assert trace.prompt_tokens.tolist() == [5, 6, 7]
+
+
+def test_an_optional_column_of_nothing_but_nulls_says_as_much_as_none(file: Path) -> None:
+    plain = read_trace(write_file(file))
+    nulls = pa.nulls(3)
+    optional = set(COLUMNS) - {"arrival_ns", "arrival_s", "prompt_tokens", "output_tokens"}
+    trace = read_trace(write_file(file, **dict.fromkeys(optional, nulls)))
+    for field in fields(Trace):
+        if field.name != "sha256":
+            np.testing.assert_array_equal(getattr(trace, field.name), getattr(plain, field.name))
 
 
 def test_arrivals_in_seconds_are_rounded_to_whole_nanoseconds(file: Path) -> None:
