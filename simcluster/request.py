@@ -1,6 +1,7 @@
 """Requests as columns: what a router may know, and what only the engine knows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ FloatArray = npt.NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a router may know about a request when it arrives; arrays have one value per instance.
+
+    One that comes from columns looks a value up when it is first asked for.
 
     Attributes:
         index: number of the request in its run, by arrival.
@@ -40,6 +43,19 @@ class Request:
     prefix_hashes: IntArray | None = None
     session_id: str | None = None
     prefix_block_size: int = 0
+    _columns: "RequestColumns | None" = field(default=None, init=False, repr=False, compare=False)
+
+    def __getattr__(self, name: str) -> Any:
+        """Look up what has not been set; called for nothing else."""
+        columns = None if name == "_columns" else self._columns
+        if columns is None:
+            raise AttributeError(f"a request has no {name!r}")
+        value = columns.value(name, self.index)
+        _set(self, name, value)
+        return value
+
+
+_set = object.__setattr__  # a request is frozen for everybody else
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +79,25 @@ class PrefixHashes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestColumns:
-    """The requests of a run as a router may know them; n requests, j instances.
+    """The requests of a run as a router may know them; n requests, j instances in m groups.
+
+    The instances of a group serve the same model at the same price, so everything about a request is equal there.
 
     Attributes:
+        group_of_instance: (j,) column of each instance.
         arrival_ps: (n,) arrival at the router [ps], ascending; nominal for one that waits for another.
-        prompt_tokens: (n, j) [tokens].
+        prompt_tokens: (n, m) [tokens].
         max_tokens: (n,) [tokens]; -1 where not given.
         priority: (n,).
         slo_ttft_ps: (n,) [ps]; -1 without a target.
-        predicted_output_tokens: (n, j) [tokens].
-        predicted_quality: (n, j) 0 to 1.
-        predicted_utility: (n, j). Source: paper eq. 2.
+        predicted_output_tokens: (n, m) [tokens].
+        predicted_quality: (n, m) 0 to 1.
+        predicted_utility: (n, m). Source: paper eq. 2.
         prefix: hashes of the prompts' leading blocks, or None.
         session_id: (n,) conversations, Python strings or None; or None.
     """
 
+    group_of_instance: IntArray
     arrival_ps: IntArray
     prompt_tokens: IntArray
     max_tokens: IntArray
@@ -94,28 +114,38 @@ class RequestColumns:
 
     def request(self, index: int, arrival_ps: int) -> Request:
         """Return one request as it arrives; numbers are plain Python integers, as SimPy's clock needs them."""
-        return Request(
-            index,
-            arrival_ps,
-            self.prompt_tokens[index],
-            int(self.max_tokens[index]),
-            int(self.priority[index]),
-            int(self.slo_ttft_ps[index]),
-            self.predicted_output_tokens[index],
-            self.predicted_utility[index],
-            None if self.prefix is None else self.prefix.of(index),
-            None if self.session_id is None else self.session_id[index],
-            0 if self.prefix is None else self.prefix.block_size,
-        )
+        request = Request.__new__(Request)
+        _set(request, "index", index)
+        _set(request, "arrival_ps", arrival_ps)
+        _set(request, "_columns", self)
+        return request
+
+    def value(self, name: str, index: int) -> Any:
+        """Return one attribute of a request, (j,) for those that differ between instances."""
+        if name in _PER_INSTANCE:
+            return getattr(self, name)[index].take(self.group_of_instance)
+        if name in _NUMBERS:
+            return int(getattr(self, name)[index])
+        if name == "session_id":
+            return None if self.session_id is None else self.session_id[index]
+        if name == "prefix_hashes":
+            return None if self.prefix is None else self.prefix.of(index)
+        if name == "prefix_block_size":
+            return 0 if self.prefix is None else self.prefix.block_size
+        raise AttributeError(f"a request has no {name!r}")
+
+
+_PER_INSTANCE = frozenset({"prompt_tokens", "predicted_output_tokens", "predicted_utility"})
+_NUMBERS = frozenset({"max_tokens", "priority", "slo_ttft_ps"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTruth:
-    """What only the engine knows; n requests, j instances. Never handed to a router but the oracle.
+    """What only the engine knows; n requests, m groups of instances. Never handed to a router but the oracle.
 
     Attributes:
-        output_tokens: (n, j) true answer length [tokens].
-        quality: (n, j) true quality of the answer, 0 to 1.
+        output_tokens: (n, m) true answer length [tokens].
+        quality: (n, m) true quality of the answer, 0 to 1.
         ends_by_length: (n,) EOS is ignored, the request ends at its limit.
         cancel_after_ps: (n,) when the client gives up, after its own arrival [ps]; -1 for never.
     """

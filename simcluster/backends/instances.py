@@ -17,7 +17,8 @@ _OWN_TOKENS_BIT = 36  # token ids of shared prefixes stay below 2**36, those of 
 
 def oracle_columns(world: World) -> RequestColumns:
     """Return the requests as the oracle sees them: true answer lengths, and utility at their true cost."""
-    price_out = np.array([spec.price_out for spec in world.instances])
+    price_out = np.empty(world.truth.output_tokens.shape[1])
+    price_out[world.known.group_of_instance] = [spec.price_out for spec in world.instances]
     surplus = world.truth.output_tokens - world.known.predicted_output_tokens
     return replace(
         world.known,
@@ -32,6 +33,7 @@ class SimulatedInstance:
     def __init__(self, world: World, index: int, build_engine: EngineFactory = _native.Engine) -> None:
         self.spec: InstanceSpec = world.instances[index]
         self._truth = world.truth
+        self._group = int(world.known.group_of_instance[index])
         caching = self.spec.engine.enable_prefix_caching and world.known.prefix is not None
         self._hash_block = world.known.prefix.block_size if caching and world.known.prefix else 0
         model = world.true_models[index]
@@ -44,7 +46,7 @@ class SimulatedInstance:
         accepted = self.engine.submit(
             index,
             prompt_tokens,
-            int(truth.output_tokens[index, self.spec.index]),
+            int(truth.output_tokens[index, self._group]),
             self.spec.engine_arrival_ps(sent_ps, prompt_tokens),
             request.max_tokens,
             bool(truth.ends_by_length[index]),

@@ -182,10 +182,15 @@ class Ledger:
             np.nan,
         )
 
+    def group(self) -> IntArray:
+        """Return the column of the instance where each request went; any where it was not sent, (n,)."""
+        group: IntArray = self.world.known.group_of_instance[self.instance]
+        return group
+
     def quality(self) -> FloatArray:
         """Return the true quality of each answer, nan where the request was not sent, (n,)."""
         rows = np.arange(len(self.instance))
-        quality: FloatArray = np.where(self.instance >= 0, self.world.truth.quality[rows, self.instance], np.nan)
+        quality: FloatArray = np.where(self.instance >= 0, self.world.truth.quality[rows, self.group()], np.nan)
         return quality
 
     def cost(self) -> FloatArray:
@@ -196,6 +201,6 @@ class Ledger:
         rows = np.arange(len(self.instance))
         price_in = np.array([spec.price_in for spec in self.world.instances])[self.instance]
         price_out = np.array([spec.price_out for spec in self.world.instances])[self.instance]
-        prompt = np.where(self.scheduled_ps != NEVER, self.world.known.prompt_tokens[rows, self.instance], 0)
+        prompt = np.where(self.scheduled_ps != NEVER, self.world.known.prompt_tokens[rows, self.group()], 0)
         cost: FloatArray = prompt * price_in + self.output_tokens * price_out
         return cost

@@ -263,6 +263,7 @@ class SimulatedCluster:
         routing, world = self.scenario.routing, self.world
         oracle = self._is_oracle
         mean_output = np.maximum(np.rint(world.known.predicted_output_tokens.mean(axis=0)), 1)
+        mean_output = mean_output[world.known.group_of_instance]
         shared: list[_native.InstanceView] | None = None
         for number in range(routing.replicas):
             rng = generator(self.scenario.seed, Stream.ROUTER, number)

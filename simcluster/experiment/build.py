@@ -187,15 +187,18 @@ def _load_trace(workload: Workload, seed: int, path: Path) -> tuple[Trace, dict[
 def _build_requests(
     scenario: Scenario, path: Path, trace: Trace, instances: list[InstanceSpec], notes: list[str]
 ) -> tuple[RequestColumns, RequestTruth]:
-    models = [spec.model for spec in instances]
+    entries = [(number, item) for number, item in enumerate(scenario.cluster.instances) for _ in range(item.replicas)]
+    first, group_of_instance = _groups(instances, [item for _, item in entries])
+    group_specs = [instances[j] for j in first]
+    models = [spec.model for spec in group_specs]
     prompt: IntArray = np.stack([trace.prompt_tokens_by_model.get(m, trace.prompt_tokens) for m in models], axis=1)
     by_model = trace.output_tokens_by_model
     missing = sorted({m for m in models if m not in by_model})
     if missing:
         notes.append(f"the trace has no answer lengths for {', '.join(missing)}: its output_tokens holds for them")
     output: IntArray = np.stack([by_model.get(m, trace.output_tokens) for m in models], axis=1)
-    quality = _quality(scenario, path, trace, models, notes)
-    known = _known(scenario, trace, instances, prompt, output, quality, notes)
+    quality = _quality(path, trace, models, [entries[j] for j in first], notes)
+    known = _known(scenario, trace, group_specs, group_of_instance, prompt, output, quality, notes)
     truth = RequestTruth(
         output_tokens=output,
         quality=quality,
@@ -205,13 +208,23 @@ def _build_requests(
     return known, truth
 
 
-def _quality(scenario: Scenario, path: Path, trace: Trace, models: list[str], notes: list[str]) -> FloatArray:
-    """Return the true quality of each answer, (n, j): the trace's, else the instance's, else the model's mean.
+def _groups(instances: list[InstanceSpec], items: list[Instance]) -> tuple[list[int], IntArray]:
+    """Group instances at which a request is the same: (first of each group, group of each instance (j,))."""
+    keys = [
+        (spec.model, spec.price_in, spec.price_out, item.quality) for spec, item in zip(instances, items, strict=True)
+    ]
+    number = {key: group for group, key in enumerate(dict.fromkeys(keys))}
+    return [keys.index(key) for key in number], np.array([number[key] for key in keys], dtype=np.int64)
+
+
+def _quality(
+    path: Path, trace: Trace, models: list[str], entries: list[tuple[int, Instance]], notes: list[str]
+) -> FloatArray:
+    """Return the true quality of each answer, (n, m): the trace's, else the instance's, else the model's mean.
 
     Raises:
         ConfigError: none of these is known.
     """
-    entries = [(k, item) for k, item in enumerate(scenario.cluster.instances) for _ in range(item.replicas)]
     columns, fixed = [], []
     for model, (number, item) in zip(models, entries, strict=True):
         if model in trace.quality_by_model:
@@ -236,7 +249,8 @@ def _quality(scenario: Scenario, path: Path, trace: Trace, models: list[str], no
 def _known(
     scenario: Scenario,
     trace: Trace,
-    instances: list[InstanceSpec],
+    groups: list[InstanceSpec],
+    group_of_instance: IntArray,
     prompt: IntArray,
     output: IntArray,
     quality: FloatArray,
@@ -249,10 +263,11 @@ def _known(
     limit = trace.max_tokens[:, None]
     expected = np.where(limit > 0, np.minimum(expected, np.maximum(limit, 1)), expected)
     expected_quality = task_means(quality, trace.task)
-    price_in = np.array([spec.price_in for spec in instances])
-    price_out = np.array([spec.price_out for spec in instances])
+    price_in = np.array([spec.price_in for spec in groups])
+    price_out = np.array([spec.price_out for spec in groups])
     cost = prompt * price_in + expected * price_out
     return RequestColumns(
+        group_of_instance=group_of_instance,
         arrival_ps=trace.arrival_ns * PS_PER_NS,
         prompt_tokens=np.ascontiguousarray(prompt),
         max_tokens=trace.max_tokens,

@@ -37,7 +37,7 @@ def requests_table(ledger: Ledger) -> pa.Table:
     no_token, unfinished = first == NEVER, ledger.status != Status.FINISHED
     nowhere = at < 0  # turned away
     steps = np.maximum(ledger.output_tokens - 1, 1)
-    prompt = known.prompt_tokens[np.arange(len(known)), at]
+    prompt = known.prompt_tokens[np.arange(len(known)), ledger.group()]
     no_target = known.slo_ttft_ps < 0
     met = ~unfinished & (no_target | (first - arrival <= known.slo_ttft_ps))
     columns = {
@@ -74,6 +74,7 @@ def decisions_table(ledger: Ledger) -> pa.Table:
     """Return one row per decision; candidates only at level `full`."""
     names = [spec.name for spec in ledger.world.instances]
     full = ledger.decision_level == "full"
+    utility, group = ledger.world.known.predicted_utility, ledger.world.known.group_of_instance.tolist()
     rows: list[dict[str, Any]] = []
     for index, decision, age_ps in ledger.decisions:
         j, ttft, score = decision.instance, decision.predicted_ttft_s, decision.score
@@ -84,7 +85,7 @@ def decisions_table(ledger: Ledger) -> pa.Table:
             "num_tied": decision.num_tied,
             "snapshot_age_s": None if age_ps == NEVER else age_ps / PS_PER_S,
             "predicted_ttft_s": _finite(ttft, j),
-            "predicted_utility": None if j == SHED else float(ledger.world.known.predicted_utility[index, j]),
+            "predicted_utility": None if j == SHED else float(utility[index, group[j]]),
             "score": _finite(score, j),
         }
         if score is not None and len(score) > 1 and j != SHED:

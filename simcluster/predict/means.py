@@ -12,11 +12,11 @@ def task_means(values: FloatArray, task: npt.NDArray[np.int32] | None) -> FloatA
     """Replace each value by the mean over the requests of its task.
 
     Args:
-        values: (n, j) a property of n requests on j instances.
+        values: (n, m) a property of n requests on m groups of instances.
         task: (n,) task numbers, or None: one mean for all.
 
     Returns:
-        (n, j) float64.
+        (n, m) float64.
     """
     if task is None:
         return np.broadcast_to(values.mean(axis=0), values.shape).copy()

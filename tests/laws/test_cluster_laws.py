@@ -308,6 +308,7 @@ def test_the_same_seed_gives_the_same_bytes_in_another_process(tmp_path: Path, f
 def world_state(world: World) -> dict[str, bytes]:
     """Return everything that is fixed before a run, as bytes."""
     columns = {**{f"known.{k}": getattr(world.known, k) for k in ("arrival_ps", "prompt_tokens", "slo_ttft_ps")}}
+    columns["known.group_of_instance"] = world.known.group_of_instance
     columns |= {f"known.{k}": getattr(world.known, k) for k in ("predicted_output_tokens", "predicted_utility")}
     columns |= {f"truth.{k}": getattr(world.truth, k) for k in ("output_tokens", "quality", "cancel_after_ps")}
     return {name: values.tobytes() for name, values in columns.items()}
