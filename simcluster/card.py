@@ -23,6 +23,7 @@ __all__ = [
     "Coverage",
     "FrontEnd",
     "KvCache",
+    "ServiceRates",
     "StepKind",
     "StepTimeFit",
     "StepTimeForm",
@@ -36,6 +37,7 @@ Term = Literal["b0_s", "b1_s", "b2_s", "b3_s", "b1x_s", "b4_s", "b5_s"]
 StepKind = Literal["all", "decode", "prefill", "mixed"]
 
 _NonNegative = Annotated[float, Field(ge=0)]
+_Positive = Annotated[float, Field(gt=0)]
 _Text = Annotated[str, Field(min_length=1)]
 _Errors = dict[StepKind, _NonNegative]
 _CountRange = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
@@ -136,6 +138,28 @@ class Coverage(_Model):
     prefill_attention: _ValueRange
 
 
+class ServiceRates(_Model):
+    """How fast the instance serves a mix of requests: what estimators without a step-time model need.
+
+    Attributes:
+        prefill_throughput_tps: theta_pre, prefill tokens per second of the steps that contain a prefill [tokens/s].
+        mean_decode_step_s: Tbar_dec, mean time of the steps that only decode [s].
+        service_rate_rps: mu, peak output throughput over mean answer length [requests/s].
+        parallelism: k, mean number of running requests under saturation [requests].
+        utilisation: load of the run that gave the first two, over `service_rate_rps`.
+        method: how they were found, and under which requests.
+
+    Source: paper eqs. 6, 10, 11; `simcluster.calibrate.service_rates` finds them.
+    """
+
+    prefill_throughput_tps: _Positive
+    mean_decode_step_s: _Positive
+    service_rate_rps: _Positive
+    parallelism: Annotated[float, Field(ge=1)]
+    utilisation: _Positive
+    method: _Text
+
+
 class Assumption(_Model):
     """A field of the card that was not measured, and where its value comes from."""
 
@@ -170,6 +194,7 @@ class Card(_Model):
         fits: step-time model by form; "eq9" is the paper's, "hinge" has the optional terms.
         chosen_fit: the form to use where nothing else is asked for.
         coverage: ranges of the fitted steps.
+        service_rates: how fast it serves a mix of requests; None where nobody has measured it.
         provenance: where the steps come from.
         measured: whether the steps were recorded from a serving engine.
         assumptions: what was not measured.
@@ -193,6 +218,7 @@ class Card(_Model):
     fits: Annotated[dict[StepTimeForm, StepTimeFit], Field(min_length=1)]
     chosen_fit: StepTimeForm
     coverage: Coverage
+    service_rates: ServiceRates | None = None
     provenance: _Text
     measured: bool
     assumptions: list[Assumption]

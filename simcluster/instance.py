@@ -7,7 +7,7 @@ import numpy.typing as npt
 from scipy.stats import norm
 
 from simcluster import _native
-from simcluster.card import FrontEnd, StepTimeFit
+from simcluster.card import FrontEnd, ServiceRates, StepTimeFit
 from simcluster.units import ps_from_seconds
 
 __all__ = ["InstanceSpec", "TrueModel", "lognormal_factors", "step_time_model"]
@@ -39,6 +39,7 @@ class InstanceSpec:
         engine: resolved scheduler options.
         believed: step-time model that routers use.
         front_end: time outside the engine.
+        service_rates: mean rates that the card states, or None.
     """
 
     index: int
@@ -50,6 +51,7 @@ class InstanceSpec:
     engine: _native.SchedulerConfig
     believed: _native.StepTimeModel
     front_end: FrontEnd
+    service_rates: ServiceRates | None = None
 
     def engine_arrival_ps(self, sent_ps: int, prompt_tokens: int) -> int:
         """Return when a request sent at an instant [ps] reaches the engine [ps]."""

@@ -5,8 +5,8 @@
 No serving run of these models on an H100 was at hand. The step times of the table are sums of
 measured kernels (GEMM, attention, all-reduce) for grids of batches, so the cards are a model of the
 GPU work alone, and the grid is not a served batch mix. `served_weights` says how the mix is put
-back, `_usable` which rows are left out, and the cards name what is assumed. Equal input gives equal
-bytes.
+back, `_usable` which rows are left out, and the cards name what is assumed. Their service rates are
+simulated, see `service_rates`. Equal input gives equal bytes.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from simcluster.calibrate.fit import calibrate, step_kinds
+from simcluster.calibrate.service_rates import service_rates
 from simcluster.card import (
     Adjustment,
     Assumption,
@@ -32,6 +33,8 @@ from simcluster.card import (
     write_card,
 )
 from simcluster.errors import CalibrationError, SimclusterError
+from simcluster.shipped import find_file
+from simcluster.workload import read_trace
 
 __all__ = ["composed_card", "main", "read_composed", "served_weights"]
 
@@ -244,9 +247,13 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         table = read_composed(options.steps)
         sha256 = hashlib.sha256(options.steps.read_bytes()).hexdigest()
+        source = find_file("quickstart", "traces", ".parquet")
+        trace = read_trace(source)
         for instance in INSTANCES:
             path = options.out_dir / f"{instance.name}.json"
-            write_card(composed_card(instance, table, options.steps.name, sha256), path)
+            card = composed_card(instance, table, options.steps.name, sha256)
+            rates = service_rates(card, trace, source.name)
+            write_card(card.model_copy(update={"service_rates": rates}), path)
             sys.stdout.write(f"{path}\n")
     except SimclusterError as error:
         sys.stderr.write(f"{error}\n")

@@ -102,6 +102,7 @@ def _build_instances(
                 engine=engine,
                 believed=step_time_model(believed, card.host_time_s, item.believed_model.scale),
                 front_end=card.front_end,
+                service_rates=card.service_rates,
             )
             specs.append(spec)
             models.append(_true_model(item, card, seed, spec.index, where))
