@@ -10,7 +10,7 @@ import numpy as np
 
 from engine_helpers import MS, config, u_step
 from simcluster import _native
-from simcluster.card import FrontEnd
+from simcluster.card import FrontEnd, ServiceRates
 from simcluster.instance import InstanceSpec
 from simcluster.request import Request
 from simcluster.routers import SHED, ClusterView, Router, RouterSettings, TieBreaker, build_router
@@ -19,6 +19,18 @@ from simcluster.units import PS_PER_S
 Load = Sequence[tuple[int, int]]  # (prompt, output) of each request, all sent at time 0
 
 OBSERVERS = ("observe_dispatch", "observe_first_token", "observe_end")
+
+
+def make_rates(*, theta: float = 1000.0, decode_s: float = 0.011, mu: float = 5.0, k: float = 2.0) -> ServiceRates:
+    """Return mean rates of an instance whose steps take 10 ms and 1 ms per token."""
+    return ServiceRates(
+        prefill_throughput_tps=theta,
+        mean_decode_step_s=decode_s,
+        service_rate_rps=mu,
+        parallelism=k,
+        utilisation=0.5,
+        method="made up",
+    )
 
 
 def make_spec(index: int, *, b0: float = 10, b1: float = 1, **changes: Any) -> InstanceSpec:
@@ -34,6 +46,7 @@ def make_spec(index: int, *, b0: float = 10, b1: float = 1, **changes: Any) -> I
         "engine": config(**engine),
         "believed": u_step(b0, b1),
         "front_end": FrontEnd(request_s=0.0, per_prompt_token_s=0.0, output_s=0.0),
+        "service_rates": make_rates(),
     }
     return InstanceSpec(**(values | changes))
 

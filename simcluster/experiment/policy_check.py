@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import chisquare
 
 from simcluster import _native
-from simcluster.card import FrontEnd
+from simcluster.card import FrontEnd, ServiceRates
 from simcluster.instance import InstanceSpec
 from simcluster.request import IntArray, Request
 from simcluster.rng import seeded
@@ -102,6 +102,14 @@ def _make_instances(count: int, *, equal: bool) -> tuple[InstanceSpec, ...]:
                 engine=engine,
                 believed=step_time,
                 front_end=FrontEnd(request_s=0.0, per_prompt_token_s=0.0, output_s=0.0),
+                service_rates=ServiceRates(
+                    prefill_throughput_tps=1e5 / factor,
+                    mean_decode_step_s=0.01 * factor,
+                    service_rate_rps=20.0 / factor,
+                    parallelism=30.0,
+                    utilisation=0.5,
+                    method="made up",
+                ),
             )
         )
     return tuple(specs)

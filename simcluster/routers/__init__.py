@@ -29,9 +29,10 @@ from simcluster.routers.load import (
 )
 from simcluster.routers.names import PolicyName, arguments, base_policy, folder_names, located, parse, suggestion
 from simcluster.routers.objective import TieBreaker, choose_best
+from simcluster.routers.predictive import Lps, Throughput, sfs
 from simcluster.routers.scorers import KvCost, WeightedScorers
 from simcluster.routers.settings import RouterSettings
-from simcluster.routers.sfs import Oracle, Sfs
+from simcluster.routers.sfs import Oracle
 from simcluster.routers.user import UserPolicy, entry_point_names, load_class
 from simcluster.routers.wrappers import Admission, Epsilon
 
@@ -75,7 +76,9 @@ POLICIES: dict[str, Callable[..., Router]] = {
     "cheapest": Cheapest,
     "largest": Largest,
     "smallest": Smallest,
-    "sfs": Sfs,
+    "throughput": Throughput,
+    "lps": Lps,
+    "sfs": sfs,
     "oracle": Oracle,
     "always_busiest": AlwaysBusiest,
 }

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from simcluster.rng import Stream, generator
+from simcluster.routers.estimators import lps_wait_s
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -57,8 +58,11 @@ def mg1_squared_work(rho: float, second_moment: float, third_moment: float) -> f
 
 
 def lps_wait(rho: float, k: int) -> float:
-    """Mean wait for a seat under LPS with exponential lengths, (alpha/mu)^k / (mu - alpha). Source: paper eq. 10."""
-    return rho**k / (1 - rho)
+    """Mean wait for a seat under LPS with exponential lengths, (alpha/mu)^k / (mu - alpha). Source: paper eq. 10.
+
+    It is the function of the routers that is held against the simulations here.
+    """
+    return lps_wait_s(rho, 1, k)
 
 
 def general_lps_wait(rho: float, k: int, arrival_scv: float, service_scv: float) -> float:
@@ -67,7 +71,7 @@ def general_lps_wait(rho: float, k: int, arrival_scv: float, service_scv: float)
     Exact for Poisson arrivals if k = 1 (Pollaczek-Khinchine) or the lengths are exponential (eq. 10); otherwise an
     approximation.
     """
-    return (arrival_scv + service_scv) / 2 * lps_wait(rho, k)
+    return lps_wait_s(rho, 1, k, arrival_scv, service_scv)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,10 @@ VARIANTS = [
     "admission(shortest_queue)",
     "epsilon(cache_aware,p=0.3)",
     "admission(epsilon(vllm_dp))",
+    "sfs:margin=0.9",
+    "sfs:cut=residual",
+    "throughput:cut=residual,margin=0.8",
+    "admission(throughput)",
 ]
 
 
@@ -114,6 +118,16 @@ CHANGES: dict[tuple[str, str], str] = {
     ("kv_cost", "scale"): "5",
     ("kv_cost", "form"): "lmetric",
     ("kv_cost", "temperature"): "1",
+    ("sfs", "margin"): "0.5",
+    ("sfs", "cut"): "residual",
+    ("throughput", "margin"): "0.5",
+    ("throughput", "cut"): "residual",
+    ("lps", "margin"): "0.5",
+    ("lps", "cut"): "residual",
+    ("lps", "window_s"): "10",
+    ("lps", "arrival_rate"): "4.9",
+    ("lps", "ca2"): "100",
+    ("lps", "cs2"): "100",
     ("epsilon", "p"): "0.5",
 }
 BESIDE = {  # what must be set too, for the parameter to bind
