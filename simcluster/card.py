@@ -5,6 +5,7 @@ intervals and held-out errors, the KV cache, the host and front-end times, and w
 rather than measured. This file decides what a valid card is; `simcluster.calibrate` makes one.
 """
 
+import itertools
 import json
 import os
 import tempfile
@@ -21,6 +22,7 @@ __all__ = [
     "Assumption",
     "Card",
     "Coverage",
+    "FitName",
     "FrontEnd",
     "KvCache",
     "ServiceRates",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 StepTimeForm = Literal["eq9", "hinge"]
+FitName = Literal["eq9", "hinge", "eq9_served"]
 Term = Literal["b0_s", "b1_s", "b2_s", "b3_s", "b1x_s", "b4_s", "b5_s"]
 StepKind = Literal["all", "decode", "prefill", "mixed"]
 
@@ -43,6 +46,7 @@ _Errors = dict[StepKind, _NonNegative]
 _CountRange = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 _ValueRange = tuple[_NonNegative, _NonNegative]
 
+_PLAIN_FITS: tuple[FitName, ...] = ("eq9", "eq9_served")
 _OPTIONAL_TERMS: tuple[Term, ...] = ("b1x_s", "b4_s", "b5_s")
 
 
@@ -191,8 +195,9 @@ class Card(_Model):
         host_time_s: host time per step [s]: added to the step time in the synchronous loop, a lower
             bound of the period in the asynchronous one.
         front_end: time outside the engine.
-        fits: step-time model by form; "eq9" is the paper's, "hinge" has the optional terms.
-        chosen_fit: the form to use where nothing else is asked for.
+        fits: step-time models by name; "eq9" is the paper's, "hinge" has the optional terms, "eq9_served" is
+            the paper's on the steps of a simulated cluster whose engines follow "hinge".
+        chosen_fit: the fit to use where nothing else is asked for.
         coverage: ranges of the fitted steps.
         service_rates: how fast it serves a mix of requests; None where nobody has measured it.
         provenance: where the steps come from.
@@ -215,8 +220,8 @@ class Card(_Model):
     kv_cache: KvCache
     host_time_s: _NonNegative
     front_end: FrontEnd
-    fits: Annotated[dict[StepTimeForm, StepTimeFit], Field(min_length=1)]
-    chosen_fit: StepTimeForm
+    fits: Annotated[dict[FitName, StepTimeFit], Field(min_length=1)]
+    chosen_fit: FitName
     coverage: Coverage
     service_rates: ServiceRates | None = None
     provenance: _Text
@@ -237,11 +242,11 @@ class Card(_Model):
         if self.chosen_fit not in self.fits:
             made = ", ".join(sorted(self.fits))
             raise ValueError(f"chosen_fit = {self.chosen_fit!r}; must be one of the fits: {made}")
-        plain = self.fits.get("eq9")
-        for term in _OPTIONAL_TERMS:
+        for name, term in itertools.product(_PLAIN_FITS, _OPTIONAL_TERMS):
+            plain = self.fits.get(name)
             if plain is not None and getattr(plain, term) != 0:
                 raise ValueError(
-                    f"fits.eq9.{term} = {getattr(plain, term)!r}; "
+                    f"fits.{name}.{term} = {getattr(plain, term)!r}; "
                     "must be 0, since eq. 9 has no such term; move the fit to fits.hinge"
                 )
         return self

@@ -24,6 +24,7 @@ class Stream(IntEnum):
     TIES = 7
     STATES = 8
     SESSIONS = 9
+    PREDICTIONS = 10
 
 
 def generator(seed: int, stream: Stream, replication: int = 0) -> np.random.Generator:

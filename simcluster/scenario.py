@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from simcluster.card import FitName
 from simcluster.engine_options import EngineOptions
 from simcluster.errors import ConfigError
 from simcluster.shipped import find_file
@@ -37,7 +38,6 @@ _Weight = Annotated[float, Field(ge=0, le=1e6)]
 _Factor = Annotated[float, Field(ge=1e-3, le=1e3)]
 _Text = Annotated[str, Field(min_length=1)]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
-_Fit = Literal["eq9", "hinge"]
 _Delay = Annotated[float, Field(ge=0, le=1e6)]  # the clock ends at 9e6 s
 _Duration = Annotated[float, Field(gt=0, le=1e6)]
 
@@ -54,6 +54,12 @@ class Workload(_Model):
     rate_scale: Annotated[float, Field(ge=1e-6, le=1e6)] = Field(
         1.0, description="arrival rate times this; intervals are divided by it"
     )
+    rate_rps: Annotated[float, Field(ge=1e-6, le=1e9)] | None = Field(
+        None, description="mean arrival rate instead of the recipe's arrivals [1/s]"
+    )
+    burst_ratio: Annotated[float, Field(ge=1, le=1e6)] = Field(
+        1.0, description="with rate_rps; 1: Poisson, above: the paper's MMPP-2 with this ratio of high to low rate"
+    )
     limit: Annotated[int, Field(ge=1)] | None = Field(None, description="use the first requests only")
 
     @model_validator(mode="after")
@@ -61,6 +67,10 @@ class Workload(_Model):
         if (self.trace is None) == (self.recipe is None):
             found = "neither" if self.trace is None else "both"
             raise ValueError(f"found {found} of trace and recipe; give exactly one")
+        if self.rate_rps is not None and self.recipe is None:
+            raise ValueError(f"rate_rps = {self.rate_rps:g}; needs a recipe; use rate_scale with a trace")
+        if self.burst_ratio != 1 and self.rate_rps is None:
+            raise ValueError(f"burst_ratio = {self.burst_ratio:g}; needs rate_rps; add it")
         return self
 
 
@@ -81,7 +91,7 @@ class Noise(_Model):
 class TrueModelSpec(_Model):
     """How fast the simulated instance really is, apart from what routers believe."""
 
-    fit: _Fit | None = Field(None, description="fit of the card; default: the card's chosen fit")
+    fit: FitName | None = Field(None, description="fit of the card; default: the card's chosen fit")
     scale: _Factor = Field(1.0, description="factor on all coefficients")
     noise: Noise | None = Field(default_factory=Noise, description="null: no noise")
 
@@ -89,7 +99,7 @@ class TrueModelSpec(_Model):
 class BelievedModelSpec(_Model):
     """The step-time model that routers use."""
 
-    fit: _Fit = Field("eq9", description="fit of the card")
+    fit: FitName = Field("eq9", description="fit of the card")
     scale: _Factor = Field(1.0, description="factor on all coefficients")
 
 

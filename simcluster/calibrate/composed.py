@@ -26,6 +26,7 @@ from simcluster.card import (
     Assumption,
     Card,
     Coverage,
+    FitName,
     FrontEnd,
     KvCache,
     StepTimeFit,
@@ -199,7 +200,9 @@ def composed_card(instance: _Instance, table: pl.DataFrame, source: str, sha256:
     steps = _usable(table, instance)
     weights = served_weights(steps)
     forms: tuple[StepTimeForm, ...] = ("eq9", "hinge")
-    fits = {form: _adjusted(calibrate(steps, form, weights), instance.factor) for form in forms}
+    fits: dict[FitName, StepTimeFit] = {
+        form: _adjusted(calibrate(steps, form, weights), instance.factor) for form in forms
+    }
     adjustments = []
     if instance.factor != 1.0:
         adjustments.append(

@@ -17,6 +17,7 @@ from simcluster.scenario import Instance, Scenario, Slo, Workload
 from simcluster.shipped import find_file
 from simcluster.units import PS_PER_NS
 from simcluster.workload import DEFAULT_QUALITY, Trace, read_trace, ttft_targets_s
+from simcluster.workload.recipe import Arrivals, Mmpp2, Poisson, Recipe
 from simcluster.workload.synth import load_recipe, make_trace
 from simcluster.world import World
 
@@ -170,7 +171,7 @@ def _load_trace(workload: Workload, seed: int, path: Path) -> tuple[Trace, dict[
     else:
         assert workload.recipe is not None  # validated: one of the two is given
         source = find_file(workload.recipe, "traces/recipes", ".yaml", path.parent, f"{path}: workload.recipe")
-        trace = make_trace(load_recipe(source).model_copy(update={"seed": seed}))
+        trace = make_trace(_recipe_of(workload, source).model_copy(update={"seed": seed}))
         inputs = {"recipe": source.name}
     if workload.limit is not None:
         trace = trace.head(workload.limit)
@@ -183,6 +184,20 @@ def _load_trace(workload: Workload, seed: int, path: Path) -> tuple[Trace, dict[
     if workload.rate_scale != 1:
         trace = trace.with_arrivals(np.rint(trace.arrival_ns / workload.rate_scale).astype(np.int64))
     return trace, inputs
+
+
+def _recipe_of(workload: Workload, source: Path) -> Recipe:
+    """Read a recipe; the scenario's rate and burstiness replace its arrivals."""
+    recipe = load_recipe(source)
+    if workload.rate_rps is None:
+        return recipe
+    if workload.burst_ratio == 1:
+        process: Arrivals = Poisson(kind="poisson", rate_rps=workload.rate_rps)
+    else:
+        process = Mmpp2(kind="mmpp2", rate_rps=workload.rate_rps, ratio=workload.burst_ratio)
+    if recipe.requests is None:
+        raise ConfigError(f"{source}: requests is missing; workload.rate_rps needs it; add the number of requests")
+    return recipe.model_copy(update={"rate_rps": None, "arrivals": process})
 
 
 def _build_requests(
@@ -258,12 +273,9 @@ def _known(
     notes: list[str],
 ) -> RequestColumns:
     """Fill in what routers believe: means over the trace per task and model."""
-    kind = "per task and model" if trace.task is not None else "per model"
-    notes.append(f"routers predict answer length and quality by the trace's own means {kind}")
-    expected = np.maximum(np.rint(task_means(output.astype(np.float64), trace.task)), 1).astype(np.int64)
+    expected, expected_quality = _predictions(trace, [spec.model for spec in groups], output, quality, notes)
     limit = trace.max_tokens[:, None]
     expected = np.where(limit > 0, np.minimum(expected, np.maximum(limit, 1)), expected)
-    expected_quality = task_means(quality, trace.task)
     price_in = np.array([spec.price_in for spec in groups])
     price_out = np.array([spec.price_out for spec in groups])
     cost = prompt * price_in + expected * price_out
@@ -280,6 +292,26 @@ def _known(
         prefix=_prefix_hashes(trace),
         session_id=trace.session_id,
     )
+
+
+def _predictions(
+    trace: Trace, models: list[str], output: IntArray, quality: FloatArray, notes: list[str]
+) -> tuple[IntArray, FloatArray]:
+    """Return the answer lengths [tokens] and qualities that routers expect, (n, j): the trace's own, else its means."""
+    expected = np.maximum(np.rint(task_means(output.astype(np.float64), trace.task)), 1).astype(np.int64)
+    expected_quality = task_means(quality, trace.task)
+    by_means = "per task and model" if trace.task is not None else "per model"
+    for what, values, given in (
+        ("answer length", expected, trace.predicted_output_tokens_by_model),
+        ("quality", expected_quality, trace.predicted_quality_by_model),
+    ):
+        for column, model in enumerate(models):
+            if model in given:
+                values[:, column] = given[model]
+                notes.append(f"routers know the {what} as the trace predicts it per request")
+            else:
+                notes.append(f"routers predict the {what} by the trace's own means {by_means}")
+    return expected, expected_quality
 
 
 def _prefix_hashes(trace: Trace) -> PrefixHashes | None:

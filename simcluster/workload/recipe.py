@@ -11,7 +11,18 @@ from simcluster.errors import ConfigError
 from simcluster.scenario import load_yaml
 from simcluster.validation import explain
 
-__all__ = ["Arrivals", "Lengths", "Mix", "Recipe", "Sessions", "Spread", "TaskRecipe", "load_recipe"]
+__all__ = [
+    "Arrivals",
+    "LengthPrediction",
+    "Lengths",
+    "Mix",
+    "Predictions",
+    "Recipe",
+    "Sessions",
+    "Spread",
+    "TaskRecipe",
+    "load_recipe",
+]
 
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9)]
@@ -169,6 +180,44 @@ class TaskRecipe(_Strict):
     quality: dict[str, Share]
 
 
+class LengthPrediction(_Strict):
+    """How well routers know answer lengths: `median * exp(known * d + noise * z)`, rounded, at least 1.
+
+    d is the answer's own deviation of the log length and z standard normal, for each model. A factor keeps the
+    mean of the predictions where that of the answers is.
+
+    Attributes:
+        known: share of the deviation that is foreseen.
+        noise: standard deviation of the logarithm.
+    """
+
+    known: Share
+    noise: NotNegative
+
+
+class QualityPrediction(_Strict):
+    """How well routers know qualities: `mean + known_shared * s + known_own * o + noise * z`, clipped to [0, 1].
+
+    s and o are the two parts of the quality's own deviation and z standard normal, for each model.
+
+    Attributes:
+        known_shared: share of the part that all models have in common that is foreseen.
+        known_own: share of each model's own part that is foreseen.
+        noise: standard deviation of the error.
+    """
+
+    known_shared: Share
+    known_own: Share
+    noise: NotNegative
+
+
+class Predictions(_Strict):
+    """What routers are told about each request; noisy, and never the truth."""
+
+    length: LengthPrediction
+    quality: QualityPrediction
+
+
 class Mix(NamedTuple):
     """The part of a recipe that draws tasks, lengths and qualities; see `Recipe`."""
 
@@ -178,6 +227,7 @@ class Mix(NamedTuple):
     length_spread: Spread
     quality_spread: Spread
     tasks: dict[str, TaskRecipe]
+    predictions: Predictions | None = None
 
 
 # ---- conversations -------------------------------------------------------------------------------
@@ -232,6 +282,7 @@ class Recipe(_Strict):
             z standard normal; the squares add up to 1, so that sigma is its deviation.
         quality_spread: quality deviates by shared * z + own * z_model, then is clipped to [0, 1].
         tasks: the kinds of requests by name.
+        predictions: what routers are told about requests of tasks; left out, they take the trace's means.
         arrivals: when requests arrive.
         lengths: how long they are, instead of tasks.
         sessions: conversations of several turns.
@@ -248,6 +299,7 @@ class Recipe(_Strict):
     length_spread: Spread | None = None
     quality_spread: Spread | None = None
     tasks: Annotated[dict[str, TaskRecipe], Field(min_length=1)] | None = None
+    predictions: Predictions | None = None
     arrivals: Annotated[Arrivals, Field(discriminator="kind")] | None = None
     lengths: Annotated[DrawnLengths | FileLengths | ServeGenLengths, Field(discriminator="kind")] | None = None
     sessions: Sessions | None = None
@@ -268,7 +320,7 @@ class Recipe(_Strict):
         factor, of, length_spread, quality_spread, tasks = parts
         if factor is None or of is None or length_spread is None or quality_spread is None or tasks is None:
             return None
-        return Mix(self.outscale, factor, of, length_spread, quality_spread, tasks)
+        return Mix(self.outscale, factor, of, length_spread, quality_spread, tasks, self.predictions)
 
     def find(self, name: str) -> Path:
         """Return where a file that the recipe names is: beside the recipe."""
@@ -291,6 +343,8 @@ class Recipe(_Strict):
     def _check_content(self) -> Self:
         names = ("length_factor", "output_tokens_of", "length_spread", "quality_spread", "tasks")
         given = [name for name in names if getattr(self, name) is not None]
+        if self.lengths is not None and self.predictions is not None:
+            given.append("predictions")
         if self.lengths is not None and given:
             raise ValueError(f"{given[0]} belongs to tasks; give either tasks or lengths")
         if self.lengths is None and len(given) < len(names):

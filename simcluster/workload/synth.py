@@ -209,6 +209,8 @@ def _content(recipe: Recipe, draft: _Draft, replication: int) -> dict[str, Any]:
         "task_names": drawn.task_names,
         "output_tokens_by_model": drawn.output_tokens,
         "quality_by_model": drawn.quality,
+        "predicted_output_tokens_by_model": drawn.predicted_output_tokens,
+        "predicted_quality_by_model": drawn.predicted_quality,
     }
 
 

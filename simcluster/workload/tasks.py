@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from simcluster.rng import Stream, generator
-from simcluster.workload.recipe import Lengths, Mix
-from simcluster.workload.trace_columns import IntArray, MapArrays
+from simcluster.workload.recipe import LengthPrediction, Lengths, Mix
+from simcluster.workload.trace_columns import FloatArray, IntArray, MapArrays
 
 __all__ = ["DEFAULT_QUALITY", "TaskMix", "clipped_lengths", "draw_mix"]
 
@@ -36,6 +36,8 @@ class TaskMix:
         prompt_tokens: prompt lengths [tokens], shape (n,).
         output_tokens: answer lengths [tokens] per model, shape (n,) each.
         quality: quality per model, 0 to 1 in steps of 0.0001, shape (n,) each.
+        predicted_output_tokens: what routers expect [tokens] per model, shape (n,) each; empty without predictions.
+        predicted_quality: what routers expect per model, 0 to 1 in steps of 0.0001; empty without predictions.
     """
 
     task: npt.NDArray[np.int32]
@@ -43,6 +45,8 @@ class TaskMix:
     prompt_tokens: IntArray
     output_tokens: MapArrays
     quality: MapArrays
+    predicted_output_tokens: MapArrays
+    predicted_quality: MapArrays
 
 
 def draw_mix(mix: Mix, n: int, seed: int, replication: int = 0, owner: IntArray | None = None) -> TaskMix:
@@ -70,26 +74,57 @@ def draw_mix(mix: Mix, n: int, seed: int, replication: int = 0, owner: IntArray 
     difficulty = generator(seed, Stream.QUALITY, replication).standard_normal((n, 1 + len(models)))
     prompts = [each.prompt for each in tasks]
     answers = [each.answer for each in tasks]
+    noise = generator(seed, Stream.PREDICTIONS, replication).standard_normal((n, 2 * len(models)))
     output_tokens: MapArrays = {}
     quality: MapArrays = {}
+    predicted_output_tokens: MapArrays = {}
+    predicted_quality: MapArrays = {}
     for column, model in enumerate(models):
         deviation = mix.length_spread.shared * lengths[:, 1] + mix.length_spread.own * lengths[:, 2 + column]
         scale = mix.outscale * mix.length_factor[model]
         output_tokens[model] = clipped_lengths(answers, task, deviation, scale)
-        accuracy = (
-            np.array([each.quality[model] for each in tasks])[task]
-            + mix.quality_spread.shared * difficulty[:, 0]
-            + mix.quality_spread.own * difficulty[:, 1 + column]
-        )
-        # A judge's score has no more than a few digits; the file is half the size.
-        quality[model] = np.round(np.clip(accuracy, 0.0, 1.0), 4)
+        mean = np.array([each.quality[model] for each in tasks])[task]
+        shared = mix.quality_spread.shared * difficulty[:, 0]
+        own = mix.quality_spread.own * difficulty[:, 1 + column]
+        quality[model] = _judged(mean + shared + own)
+        if mix.predictions is not None:
+            error = noise[:, 2 * column : 2 * column + 2]
+            rule = mix.predictions.length
+            predicted_output_tokens[model] = _foreseen_lengths(answers, task, deviation, error[:, 0], scale, rule)
+            known = mix.predictions.quality
+            foreseen = mean + known.known_shared * shared + known.known_own * own + known.noise * error[:, 1]
+            predicted_quality[model] = _judged(foreseen)
     return TaskMix(
         task=task,
         task_names=names,
         prompt_tokens=clipped_lengths(prompts, task, lengths[:, 0], 1.0),
         output_tokens=output_tokens,
         quality=quality,
+        predicted_output_tokens=predicted_output_tokens,
+        predicted_quality=predicted_quality,
     )
+
+
+def _judged(quality: FloatArray) -> FloatArray:
+    # A judge's score has no more than a few digits; the file is half the size.
+    return np.asarray(np.round(np.clip(quality, 0.0, 1.0), 4), dtype=np.float64)
+
+
+def _foreseen_lengths(
+    rules: list[Lengths],
+    task: npt.NDArray[np.int32],
+    deviation: FloatArray,
+    error: FloatArray,
+    scale: float,
+    prediction: LengthPrediction,
+) -> IntArray:
+    """Return predicted lengths [tokens], shape (n,); arguments as in `clipped_lengths`, errors standard normal."""
+    sigma = np.array([rule.sigma for rule in rules])
+    # Half the variance of the logarithm that the prediction lacks, so that its mean is that of the lengths.
+    correction = ((1 - prediction.known**2) * sigma**2 - prediction.noise**2) / 2
+    foreseen = prediction.known * deviation
+    exact = [rule.model_copy(update={"sigma": 1.0}) for rule in rules]
+    return clipped_lengths(exact, task, sigma[task] * foreseen + prediction.noise * error + correction[task], scale)
 
 
 def clipped_lengths(

@@ -8,12 +8,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from simcluster.workload.trace_columns import IntArray, MapArrays, StrArray
+from simcluster.workload.trace_schema import MAPS
 
 __all__ = ["Trace", "row_names"]
 
-_MAPS = ("prompt_tokens_by_model", "output_tokens_by_model", "quality_by_model")
 _NOT_ROWS = (
-    *_MAPS,
+    *MAPS,
     "task_names",
     "prefix_offsets",
     "prefix_values",
@@ -52,6 +52,8 @@ class Trace:
         prompt_tokens_by_model: prompt length by each model's own tokenizer [tokens], per model.
         output_tokens_by_model: true answer length of each model [tokens], per model.
         quality_by_model: true quality of each model's answer, 0 to 1, per model.
+        predicted_output_tokens_by_model: answer length that routers expect [tokens], per model.
+        predicted_quality_by_model: quality that routers expect, 0 to 1, per model.
         prefix_offsets: request i has the hashes prefix_values[prefix_offsets[i]:prefix_offsets[i
             + 1]], shape (n + 1,); None without hashes.
         prefix_values: hashes of the prompts' blocks; equal hashes mean an equal prefix.
@@ -80,6 +82,8 @@ class Trace:
     prompt_tokens_by_model: MapArrays = field(default_factory=dict)
     output_tokens_by_model: MapArrays = field(default_factory=dict)
     quality_by_model: MapArrays = field(default_factory=dict)
+    predicted_output_tokens_by_model: MapArrays = field(default_factory=dict)
+    predicted_quality_by_model: MapArrays = field(default_factory=dict)
     prefix_offsets: IntArray | None = None
     prefix_values: IntArray | None = None
     prefix_block_size: int | None = None
@@ -140,7 +144,7 @@ class Trace:
             for name in (each.name for each in fields(self) if each.name not in _NOT_ROWS)
             if getattr(self, name) is not None
         }
-        for name in _MAPS:
+        for name in MAPS:
             columns.update({f"{name}[{key}]": v for key, v in getattr(self, name).items()})
         return columns
 
@@ -166,7 +170,7 @@ class Trace:
         """
         index = np.arange(len(self))[np.asarray(rows)]
         changes: dict[str, Any] = {name: column[index] for name, column in self._rows().items() if "[" not in name}
-        for name in _MAPS:
+        for name in MAPS:
             changes[name] = {key: value[index] for key, value in getattr(self, name).items()}
         if self.prefix_offsets is not None and self.prefix_values is not None:
             counts = np.diff(self.prefix_offsets)[index]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from simcluster.errors import TraceError
+from simcluster.workload.trace_schema import MAPS, MAX_TOKENS
 
 __all__ = ["FloatArray", "IntArray", "MapArrays", "StrArray", "TraceColumns", "counted", "listed"]
 
@@ -178,6 +179,16 @@ class TraceColumns:
         rank = np.empty(len(order), dtype=np.int32)
         rank[order] = np.arange(len(order), dtype=np.int32)
         return rank[codes], tuple(str(text) for text in found[order])
+
+    def by_model(self, name: str) -> MapArrays:
+        """Return one of the columns `MAPS` as one array of shape (n,) per model.
+
+        Raises:
+            TraceError: another type, a null, rows with different keys, or a value out of range.
+        """
+        if MAPS[name] == "tokens":
+            return self.integers_by_key(name, 1, MAX_TOKENS)
+        return self.numbers_by_key(name, 0.0, 1.0)
 
     def integers_by_key(self, name: str, low: int, high: int) -> MapArrays:
         """Return a map<string, integer> column as one int64 array of shape (n,) per key.

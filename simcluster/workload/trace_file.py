@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from simcluster.errors import TraceError
 from simcluster.workload.trace import Trace, row_names
 from simcluster.workload.trace_columns import IntArray, TraceColumns, counted, listed
-from simcluster.workload.trace_schema import COLUMNS, KEY, MAX_SPAN_NS, MAX_TOKENS, OWN_KEYS, SCHEMA_VERSION
+from simcluster.workload.trace_schema import COLUMNS, KEY, MAPS, MAX_SPAN_NS, MAX_TOKENS, OWN_KEYS, SCHEMA_VERSION
 from simcluster.workload.turns import read_turns
 
 __all__ = ["read_trace"]
@@ -186,9 +186,7 @@ def _optional_columns(columns: TraceColumns, prompt_tokens: IntArray, block_size
         "task": lambda name: dict(zip(("task", "task_names"), columns.categories(name), strict=True)),
         "session_id": lambda name: {name: columns.strings(name, nullable=True)},
         "prompt": lambda name: {name: columns.strings(name)},
-        "prompt_tokens_by_model": lambda name: {name: columns.integers_by_key(name, 1, MAX_TOKENS)},
-        "output_tokens_by_model": lambda name: {name: columns.integers_by_key(name, 1, MAX_TOKENS)},
-        "quality_by_model": lambda name: {name: columns.numbers_by_key(name, 0.0, 1.0)},
+        **{name: lambda name: {name: columns.by_model(name)} for name in MAPS},
         "prefix_hashes": lambda name: _prefix_columns(columns, name, prompt_tokens, block_size),
     }
     found: dict[str, Any] = {}

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from simcluster.errors import TraceError
 from simcluster.workload.trace import Trace
 from simcluster.workload.trace_columns import MapArrays
-from simcluster.workload.trace_schema import KEY, OWN_KEYS, SCHEMA_VERSION, UNITS
+from simcluster.workload.trace_schema import KEY, MAPS, OWN_KEYS, SCHEMA_VERSION, UNITS
 
 __all__ = ["TraceWriter", "cannot_write", "file_metadata", "write_trace"]
 
@@ -128,13 +128,10 @@ def _arrow_columns(trace: Trace) -> dict[str, Any]:
     if trace.after is not None and trace.think_ns is not None:
         columns["after"] = pa.array(trace.request_id[trace.after], pa.string(), mask=trace.after < 0)
         columns["think_s"] = pa.array(trace.think_ns / 1e9, mask=trace.after < 0)
-    for name, by_model, kind in (
-        ("prompt_tokens_by_model", trace.prompt_tokens_by_model, pa.int64()),
-        ("output_tokens_by_model", trace.output_tokens_by_model, pa.int64()),
-        ("quality_by_model", trace.quality_by_model, pa.float64()),
-    ):
+    for name, kind in MAPS.items():
+        by_model = getattr(trace, name)
         if by_model:
-            columns[name] = _map_array(by_model, kind)
+            columns[name] = _map_array(by_model, pa.int64() if kind == "tokens" else pa.float64())
     if trace.prefix_offsets is not None:
         columns["prefix_hashes"] = pa.LargeListArray.from_arrays(
             pa.array(trace.prefix_offsets), pa.array(trace.prefix_values, pa.int64())

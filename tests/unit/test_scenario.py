@@ -155,7 +155,7 @@ BAD: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "an unknown fit": (
         GOOD.replace(INSTANCE, INSTANCE.replace("price", "believed_model: {fit: eq10}, price")),
-        ["cluster.instances[0].believed_model.fit = 'eq10'", "must be 'eq9' or 'hinge'"],
+        ["cluster.instances[0].believed_model.fit = 'eq10'", "must be 'eq9', 'hinge' or 'eq9_served'"],
     ),
     "two instances of one name": (
         GOOD + INSTANCE + ": {input_usd_per_mtok: 1, output_usd_per_mtok: 2}}\n",
@@ -368,6 +368,8 @@ NOT_HERE = {
     "assumptions",
     "workload.trace",
     "workload.recipe",
+    "workload.rate_rps",  # these two need a recipe: test_paper_scenarios.py
+    "workload.burst_ratio",
     "routing.policies",
 }
 

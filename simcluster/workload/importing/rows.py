@@ -23,12 +23,9 @@ from simcluster.workload.importing.values import (
     as_texts,
 )
 from simcluster.workload.trace_columns import IntArray, TraceColumns
-from simcluster.workload.trace_schema import MAX_SPAN_NS, MAX_TOKENS
+from simcluster.workload.trace_schema import MAPS, MAX_SPAN_NS, MAX_TOKENS
 
-__all__ = ["FILLED", "MAPS", "WIDE", "Gathered", "gather_block"]
-
-MAPS = ("prompt_tokens_by_model", "output_tokens_by_model", "quality_by_model")
-"""Columns that only a Parquet file by our names can have; they are passed on as they are."""
+__all__ = ["FILLED", "WIDE", "Gathered", "gather_block"]
 
 FILLED: dict[str, Any] = {"priority": 0, "finish": "eos"}
 """What null means in columns that have a default."""
@@ -236,11 +233,9 @@ def _check(gathered: Gathered, table: Any, places: IntArray) -> None:
     for name in ("cancel_s", "slo_ttft_s", "think_s"):
         if columns.has(name):
             columns.durations_ns(name, zero_allowed=name != "slo_ttft_s")
-    for name in ("prompt_tokens_by_model", "output_tokens_by_model"):
+    for name in MAPS:
         if columns.has(name):
-            columns.integers_by_key(name, 1, MAX_TOKENS)
-    if columns.has("quality_by_model"):
-        columns.numbers_by_key("quality_by_model", 0.0, 1.0)
+            columns.by_model(name)
     if columns.has("finish"):
         columns.categories("finish", allowed=("eos", "length"))
     if columns.has("prefix_hashes"):

@@ -14,10 +14,10 @@ from simcluster.workload.importing.detect import Reading, read_as
 from simcluster.workload.importing.identity import checked_links, unique_ids
 from simcluster.workload.importing.options import ImportOptions
 from simcluster.workload.importing.report import ImportReport
-from simcluster.workload.importing.rows import FILLED, MAPS, WIDE, Gathered, gather_block, too_long_a_span
+from simcluster.workload.importing.rows import FILLED, WIDE, Gathered, gather_block, too_long_a_span
 from simcluster.workload.importing.sources import Source, open_source
 from simcluster.workload.trace_columns import IntArray
-from simcluster.workload.trace_schema import COLUMNS, OWN_KEYS
+from simcluster.workload.trace_schema import COLUMNS, MAPS, OWN_KEYS
 from simcluster.workload.trace_writer import TraceWriter, cannot_write, file_metadata
 
 __all__ = ["import_trace"]
