@@ -459,3 +459,18 @@ def estimate_first_token(views: Sequence[InstanceView], id: int, prompt_tokens: 
 
     Source: paper eqs. 7, 8.
     """
+
+def compiler() -> str:
+    """The compiler that built this module."""
+
+def bench_round_robin(engines: Sequence[Engine], prompt_tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], output_tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], at: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], first: int, count: int) -> int:
+    """
+    Hand requests first to first + count - 1 to the engines in turn, each engine advanced to the arrival.
+
+    prompt_tokens, output_tokens, at [ps]: (n,). Returns the number of events, which are dropped.
+    """
+
+def bench_estimates(view: InstanceView, snapshot: Snapshot | None, prompt_tokens: int, output_tokens: int, at: int, repeats: int) -> int:
+    """
+    Estimate the same request `repeats` times, each time from the snapshot anew unless it is None; the first token [ps].
+    """

@@ -6,4 +6,5 @@ NB_MODULE(_native, m) {
   bind_scheduler(m);
   bind_engine(m);
   bind_view(m);
+  bind_bench(m);
 }

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import simcluster
-from simcluster.cli import conformance, policy, run, scenario, trace
+from simcluster.cli import bench, conformance, policy, run, scenario, trace
 from simcluster.errors import SimclusterError
 from simcluster.validation import one_line
 
@@ -30,6 +30,7 @@ app.add_typer(scenario.app, name="scenario")
 app.add_typer(policy.app, name="policy")
 app.add_typer(conformance.app, name="conformance")
 app.add_typer(trace.app, name="trace")
+app.command("bench")(bench.bench)
 
 
 def _print_version(value: bool) -> None:
