@@ -260,11 +260,24 @@ def load_yaml(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({one_line(str(error))}); give a YAML file") from None
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Read plain data from YAML text.
+
+    Args:
+        text: the YAML.
+        where: what it is, for messages.
+
+    Raises:
+        ConfigError: it is not such YAML.
+    """
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506  (a subclass of SafeLoader)
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
         # the last three: what PyYAML's constructors let through for a value that does not fit its tag
-        raise ConfigError(f"{path}: not valid YAML ({one_line(str(error))[:200]}); correct the file") from None
+        raise ConfigError(f"{where}: not valid YAML ({one_line(str(error))[:200]}); correct the file") from None
 
 
 def load_scenario(name: str) -> tuple[Scenario, Path]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-__all__ = ["explain", "join_path", "one_line", "shown"]
+__all__ = ["explain", "join_path", "models_in", "one_line", "shown"]
 
 Location = tuple[int | str, ...]
 
@@ -75,12 +75,12 @@ def join_path(location: Location) -> str:
     return path or "the file"
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[BaseModel]]:
     """Find the models inside an annotation such as `tuple[Instance, ...] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if isinstance(annotation, types.GenericAlias | types.UnionType) or typing.get_origin(annotation):
-        return [model for argument in typing.get_args(annotation) for model in _models_in(argument)]
+        return [model for argument in typing.get_args(annotation) for model in models_in(argument)]
     return []
 
 
@@ -107,7 +107,7 @@ def _walk(location: Location, kind: str, model: type[BaseModel]) -> tuple[Locati
         owner = models[0] if models else None
         field = owner.model_fields.get(part) if owner is not None and isinstance(part, str) else None
         if field is not None:
-            models = _models_in(field.annotation)
+            models = models_in(field.annotation)
     return tuple(clean), owner
 
 

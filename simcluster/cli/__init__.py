@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import simcluster
-from simcluster.cli import bench, conformance, policy, run, scenario, trace
+from simcluster.cli import bench, compare, conformance, policy, run, scenario, sweep, trace
 from simcluster.errors import SimclusterError
 from simcluster.validation import one_line
 
@@ -26,6 +26,8 @@ app = typer.Typer(
     "Start with: `simcluster run quickstart`",
 )
 app.command("run", no_args_is_help=True)(run.run)
+app.command("compare", no_args_is_help=True)(compare.compare_policies)
+app.command("sweep", no_args_is_help=True)(sweep.sweep_fields)
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(policy.app, name="policy")
 app.add_typer(conformance.app, name="conformance")

@@ -21,7 +21,17 @@ from typing import Any, Literal, get_args, get_origin
 
 from simcluster.errors import ConfigError
 
-__all__ = ["PolicyName", "arguments", "base_policy", "folder_names", "located", "parameters", "parse", "suggestion"]
+__all__ = [
+    "PolicyName",
+    "arguments",
+    "base_policy",
+    "folder_names",
+    "located",
+    "parameters",
+    "parse",
+    "split_list",
+    "suggestion",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,23 @@ def _pairs(text: str, whole: str) -> dict[str, str]:
             raise ConfigError(f"policy {whole!r}: {key} is given twice")
         given[key] = value
     return given
+
+
+def split_list(text: str) -> list[str]:
+    """Split a list of policies at its commas.
+
+    A comma inside parentheses belongs to a policy, and so does one before `key=value`:
+    `sfs,power_of_two:load=tokens,d=3,admission(sfs)` are three policies.
+    """
+    ends = [*_outside(text, ","), len(text)]
+    pieces = [text[start:end].strip() for start, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)]
+    policies: list[str] = []
+    for piece in filter(None, pieces):
+        if policies and re.match(r"\w+\s*=", piece):
+            policies[-1] += f",{piece}"
+        else:
+            policies.append(piece)
+    return policies
 
 
 def base_policy(text: str) -> str:
