@@ -139,7 +139,7 @@ void bind_scheduler(nb::module_& m) {
       .def("cached_tokens",
            [](const Scheduler& s, std::int64_t id) {
              for (const std::int32_t slot : s.running()) {
-               if (s.request(slot).id == id) return s.request(slot).num_cached_tokens;
+               if (s.request(slot).id == id) return std::int64_t{s.detail(slot).num_cached_tokens};
              }
              return std::int64_t{-1};
            },

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <tuple>
@@ -31,25 +32,33 @@ using RequestRow = std::array<std::int64_t, 16>;
 using BatchRow = std::tuple<Picoseconds, std::vector<std::pair<std::int64_t, std::int64_t>>, std::vector<std::int64_t>,
                             std::vector<std::tuple<std::int32_t, std::int64_t, std::int64_t>>>;
 
-RequestState request_of(const RequestRow& row) {
-  RequestState r;
+std::int32_t count_of(std::int64_t value) {
+  if (value < -1 || value > std::numeric_limits<std::int32_t>::max()) {
+    throw std::invalid_argument("a count of tokens, blocks or preemptions is out of range");
+  }
+  return static_cast<std::int32_t>(value);
+}
+
+void add_request(Snapshot& s, const RequestRow& row) {
+  RequestState& r = s.requests.emplace_back();
+  RequestDetail& d = s.details.emplace_back();
+  d.sequence = static_cast<std::uint32_t>(s.details.size());
   r.id = row[0];
-  r.num_prompt_tokens = row[1];
-  r.num_output_tokens = row[2];
-  r.visible_max_tokens = row[3];
-  r.num_computed_tokens = row[4];
-  r.num_output_placeholders = row[5];
-  r.num_inflight_tokens = row[6];
-  r.num_stale_tokens = row[7];
-  r.num_sampled_tokens = row[8];
-  r.num_blocks = row[9];
-  r.num_cached_tokens = row[10];
-  r.num_preemptions = row[11];
-  r.priority = row[12];
-  r.arrival_time = row[13];
+  r.num_prompt_tokens = count_of(row[1]);
+  r.num_output_tokens = count_of(row[2]);
+  r.max_tokens = d.visible_max_tokens = count_of(row[3]);
+  r.num_computed_tokens = count_of(row[4]);
+  r.num_output_placeholders = static_cast<std::int16_t>(count_of(row[5]));
+  r.num_inflight_tokens = count_of(row[6]);
+  r.num_stale_tokens = count_of(row[7]);
+  r.num_sampled_tokens = count_of(row[8]);
+  r.num_blocks = count_of(row[9]);
+  d.num_cached_tokens = count_of(row[10]);
+  d.num_preemptions = count_of(row[11]);
+  d.priority = row[12];
+  d.arrival_time = row[13];
   r.status = static_cast<Status>(row[14]);
   r.is_prefill_chunk = row[15] != 0;
-  return r;
 }
 
 std::shared_ptr<Snapshot> from_state(Picoseconds taken_at, Picoseconds boundary, Picoseconds intake,
@@ -68,7 +77,7 @@ std::shared_ptr<Snapshot> from_state(Picoseconds taken_at, Picoseconds boundary,
   s->last_prefill = last_prefill;
   s->num_free_blocks = num_free_blocks;
   s->num_running = num_running;
-  for (const RequestRow& row : requests) s->requests.push_back(request_of(row));
+  for (const RequestRow& row : requests) add_request(*s, row);
   const auto count = static_cast<std::int32_t>(requests.size());
   if (num_running < 0 || num_running > count) throw std::invalid_argument("num_running must be 0 to the requests");
   for (const auto& [start, prefills, decodes, entries] : in_flight) {
@@ -78,9 +87,10 @@ std::shared_ptr<Snapshot> from_state(Picoseconds taken_at, Picoseconds boundary,
     for (const std::int64_t context : decodes) batch.features.add(context, 1, true);
     for (const auto& [request, tokens, sample_index] : entries) {
       if (request < -1 || request >= count) throw std::invalid_argument("an entry names a request that is not there");
-      batch.entries.push_back({request, tokens, sample_index});
+      batch.entries.push_back({request, count_of(tokens), count_of(sample_index)});
     }
   }
+  s->fold_decodes();
   return s;
 }
 
@@ -123,7 +133,7 @@ void bind_snapshot(nb::module_& m) {
             std::vector<std::int64_t> rows;
             for (const RequestState& r : s.requests) {
               rows.insert(rows.end(), {r.id, r.num_prompt_tokens, r.num_output_tokens, r.num_computed_tokens,
-                                       r.num_output_placeholders, r.num_blocks, r.visible_max_tokens,
+                                       r.num_output_placeholders, r.num_blocks, r.max_tokens,
                                        static_cast<std::int64_t>(r.status)});
             }
             return to_table(std::move(rows), 8);

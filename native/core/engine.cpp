@@ -14,14 +14,14 @@ const SchedulerConfig& validated(const SchedulerConfig& config) {
 
 // Insert behind everything that is due at the same time or earlier.
 template <typename Item>
-void insert_by_time(std::deque<Item>& queue, Item item) {
+void insert_by_time(Queue<Item>& queue, const Item& item) {
   if (queue.empty() || queue.back().at <= item.at) {
-    queue.push_back(std::move(item));
+    queue.push_back(item);
     return;
   }
   const auto place = std::upper_bound(queue.begin(), queue.end(), item.at,
                                       [](Picoseconds at, const Item& other) { return at < other.at; });
-  queue.insert(place, std::move(item));
+  queue.insert(place, item);
 }
 
 // Why the API refuses a request; none if it does not.
@@ -56,7 +56,11 @@ RequestSpec spec_of(const Submission& s, const SchedulerConfig& config) {
 
 Engine::Engine(const SchedulerConfig& config, const StepTimeModel& step_time, StepNoise noise,
                EngineOptions options)
-    : scheduler_(validated(config)), step_time_(step_time), noise_(std::move(noise)), options_(options) {
+    : async_(config.async_scheduling),
+      options_(options),
+      scheduler_(validated(config)),
+      step_time_(step_time),
+      noise_(std::move(noise)) {
   if (options_.fast && !options_.record_tokens) scheduler_.use_lockstep();
 }
 
@@ -65,34 +69,33 @@ bool Engine::submit(const Submission& submission) {
   if (submission.prompt_tokens < 1 || submission.output_tokens < 1) {
     throw std::invalid_argument("a request needs at least one prompt token and one output token");
   }
-  if (!covers(submission.prompt, submission.prompt_tokens)) {
-    throw std::invalid_argument("the token runs of a prompt do not add up to its length");
-  }
-  if (!submission.prompt.empty() && !scheduler_.config().shared_prefixes) {
-    throw std::invalid_argument("a prompt has token runs although shared_prefixes is off");
-  }
-  const EndReason why = refusal(submission, scheduler_.config());
+  scheduler_.check_prompt(submission.prompt, submission.prompt_tokens);
+  const SchedulerConfig& config = scheduler_.config();
+  const EndReason why = refusal(submission, config);
   if (why != EndReason::none) {
     emit(EventKind::rejected, submission.id, submission.at, 0, why);
     return false;
   }
-  insert_by_time(inbox_, submission);
+  insert_by_time(inbox_, Input{submission.at, scheduler_.open(spec_of(submission, config))});
+  wake_ = std::min(wake_, submission.at + 1);
   return true;
 }
 
 void Engine::cancel(std::int64_t id, Picoseconds at) {
   if (at < now_) throw std::invalid_argument("a request is cancelled in the past");
-  insert_by_time(cancels_, Cancel{id, at});
+  insert_by_time(cancels_, Cancel{at, id});
+  wake_ = std::min(wake_, at + 1);
 }
 
 void Engine::drop_cancelled(Picoseconds before) {
   while (!cancels_.empty() && cancels_.front().at < before) {
     const Cancel c = cancels_.front();
     cancels_.pop_front();
-    const auto pending =
-        std::find_if(inbox_.begin(), inbox_.end(), [&](const Submission& s) { return s.id == c.id; });
+    const auto pending = std::find_if(inbox_.begin(), inbox_.end(),
+                                      [&](const Input& input) { return scheduler_.request(input.slot).id == c.id; });
     std::int64_t delivered = 0;
     if (pending != inbox_.end()) {
+      scheduler_.withdraw(pending->slot);
       inbox_.erase(pending);
     } else if ((delivered = scheduler_.abort(c.id)) < 0) {
       continue;  // it has already ended
@@ -104,7 +107,7 @@ void Engine::drop_cancelled(Picoseconds before) {
 
 void Engine::take_inputs() {
   while (!inbox_.empty() && inbox_.front().at <= clock_) {
-    scheduler_.add(spec_of(inbox_.front(), scheduler_.config()));
+    scheduler_.enqueue(inbox_.front().slot);
     inbox_.pop_front();
   }
   apply_cancels(clock_ + 1);
@@ -117,7 +120,7 @@ void Engine::launch(InFlight& flight) {
   flight.end = flight.start;
   if (!flight.batch.empty()) {
     const Picoseconds device = noise_.apply(step_time_.device_time(features), num_steps_);
-    flight.end += step_time_.period(device, scheduler_.config().async_scheduling);
+    flight.end += step_time_.period(device, async_);
     busy_time_ += flight.end - flight.start;
     if (options_.record_steps) {
       steps_.push_back({num_steps_, flight.start, flight.end, features,
@@ -129,10 +132,8 @@ void Engine::launch(InFlight& flight) {
   }
   device_free_ = flight.end;
   for (const BatchEntry& entry : flight.batch.entries) {
-    const RequestState& r = scheduler_.request(entry.slot);
-    if (entry.admitted && r.num_preemptions == 0) {
-      emit(EventKind::scheduled, entry.id, flight.start, r.num_cached_tokens);
-    }
+    if (!entry.first_admission) continue;
+    emit(EventKind::scheduled, entry.id, flight.start, scheduler_.detail(entry.slot).num_cached_tokens);
   }
 }
 
@@ -162,7 +163,7 @@ void Engine::process_results() {
   apply_cancels(done.end);
   scheduler_.update(done.batch, results_);
   const bool delivered = !results_.empty() || done.batch.num_lockstep > 0;
-  first_flight_ = (first_flight_ + 1) % flights_.size();
+  first_flight_ ^= 1;
   --num_flights_;
   waiting_for_batch_ = false;
   for (const Outcome& r : results_) {
@@ -210,8 +211,7 @@ bool Engine::advance_once(Picoseconds limit) {
   }
   Picoseconds at = clock_;
   if (stalled_ || (!scheduler_.has_requests() && num_flights_ == 0)) {
-    Picoseconds next = inbox_.empty() ? kNever : inbox_.front().at;
-    if (!cancels_.empty()) next = std::min(next, cancels_.front().at);
+    const Picoseconds next = next_input();
     if (next == kNever) {
       if (stalled_) fail_livelock();
       return false;
@@ -225,10 +225,20 @@ bool Engine::advance_once(Picoseconds limit) {
   return true;
 }
 
-void Engine::advance_to(Picoseconds t) {
+Picoseconds Engine::next_input() const {
+  const Picoseconds next = inbox_.empty() ? kNever : inbox_.front().at;
+  return cancels_.empty() ? next : std::min(next, cancels_.front().at);
+}
+
+void Engine::work_until(Picoseconds t) {
+  wake_ = 0;
   while (advance_once(t)) {
   }
-  if (t < kNever) now_ = std::max(now_, t);
+  if (waiting_for_batch_) {
+    wake_ = flight(0).end;
+  } else if (stalled_ || (!scheduler_.has_requests() && num_flights_ == 0)) {
+    wake_ = std::max(clock_, next_input()) + 1;
+  }
 }
 
 Picoseconds Engine::next_event() const {

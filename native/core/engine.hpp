@@ -1,9 +1,9 @@
 // One serving instance on the simulated clock: scheduler + step time + loop, synchronous or asynchronous.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <vector>
 
@@ -78,7 +78,10 @@ class Engine {
 
   // Process every step that ends at or before t. A step that would start at t itself waits, since requests may
   // still arrive at t.
-  void advance_to(Picoseconds t);
+  void advance_to(Picoseconds t) {
+    if (t >= wake_) work_until(t);
+    if (t < kNever) now_ = std::max(now_, t);
+  }
   // Run until nothing is left to do.
   void drain() { advance_to(kNever); }
   // Earliest event if nothing else arrives; kNever if none. Runs a copy, so it is exact for every configuration.
@@ -107,22 +110,27 @@ class Engine {
     Batch batch;
     Picoseconds start = 0, end = 0;
   };
-  struct Cancel {
-    std::int64_t id = -1;
+  struct Input {  // a request that has its slot but has not reached the engine
     Picoseconds at = 0;
+    std::int32_t slot = -1;
+  };
+  struct Cancel {
+    Picoseconds at = 0;
+    std::int64_t id = -1;
   };
 
   static constexpr std::int64_t kLeastLivelockLimit = 1000;
   static constexpr std::int64_t kLongestJump = std::int64_t{1} << 31;
 
-  InFlight& flight(std::size_t i) { return flights_[(first_flight_ + i) % flights_.size()]; }
-  const InFlight& flight(std::size_t i) const { return flights_[(first_flight_ + i) % flights_.size()]; }
+  InFlight& flight(std::size_t i) { return flights_[(first_flight_ + i) % 2]; }
+  const InFlight& flight(std::size_t i) const { return flights_[(first_flight_ + i) % 2]; }
 
   // fast_forward.cpp: run over a stretch of steps of unchanged composition that ends before the limit; false: none.
   bool jump(Picoseconds limit);
   static StepFeatures features_of(const SteadyState& steady, std::int64_t step);
   BatchEntry partial_entry(const SteadyState& steady, std::int64_t step) const;
 
+  void work_until(Picoseconds t);
   bool advance_once(Picoseconds limit);  // false: nothing happens before the limit
   void iterate();                        // take inputs, one pass, perhaps wait for the oldest batch
   void take_inputs();
@@ -135,27 +143,30 @@ class Engine {
   void count_idle_iteration();
   [[noreturn]] void fail_livelock() const;
 
-  std::size_t depth() const { return scheduler_.config().async_scheduling ? 2 : 1; }
+  Picoseconds next_input() const;
+  std::size_t depth() const { return async_ ? 2 : 1; }
   void emit(EventKind kind, std::int64_t id, Picoseconds at, std::int64_t value,
             EndReason reason = EndReason::none) {
     events_.push_back({id, at, value, kind, reason});
   }
 
-  Scheduler scheduler_;
-  StepTimeModel step_time_;
-  StepNoise noise_;
-  EngineOptions options_;
-
-  std::deque<Submission> inbox_;  // by time, then order of submission
-  std::deque<Cancel> cancels_;    // likewise
-  std::array<InFlight, 2> flights_;  // a ring: batches handed to the device, oldest first
-  std::size_t first_flight_ = 0, num_flights_ = 0;
+  // What a visit without work reads stands in front.
+  Picoseconds wake_ = 0;          // nothing happens before
   Picoseconds now_ = 0;           // advanced to
   Picoseconds clock_ = 0;         // the loop's own time: start of its next iteration
   Picoseconds intake_ = -1;       // inputs up to here were taken
   Picoseconds device_free_ = 0;   // end of the last batch handed to the device
+  std::size_t first_flight_ = 0, num_flights_ = 0;
+  bool async_;
   bool waiting_for_batch_ = false;
   bool stalled_ = false;          // the last iteration changed nothing; only an input can
+  EngineOptions options_;
+  std::array<InFlight, 2> flights_;  // a ring: batches handed to the device, oldest first
+  Queue<Input> inbox_;            // by time, then order of submission
+  Queue<Cancel> cancels_;         // likewise
+  Scheduler scheduler_;
+  StepTimeModel step_time_;
+  StepNoise noise_;
 
   std::int64_t num_steps_ = 0;
   Picoseconds busy_time_ = 0;

@@ -32,9 +32,7 @@ std::int64_t most_within(Picoseconds first, Picoseconds growth, Picoseconds avai
 
 bool Engine::jump(Picoseconds limit) {
   if (options_.record_steps || noise_.factors || num_flights_ != depth()) return false;
-  Picoseconds bound = limit;
-  if (!inbox_.empty()) bound = std::min(bound, inbox_.front().at);
-  if (!cancels_.empty()) bound = std::min(bound, cancels_.front().at);
+  const Picoseconds bound = std::min(limit, next_input());
   for (std::size_t i = 0; i < num_flights_; ++i) {
     const Batch& batch = flight(i).batch;
     if (flight(i).end >= bound || batch.empty() || batch.entries.size() > 1) return false;
@@ -45,11 +43,10 @@ bool Engine::jump(Picoseconds limit) {
   if (steady.passes <= ahead) return false;
 
   StepFeatures features = features_of(steady, 0);
-  const bool async = scheduler_.config().async_scheduling;
   const Picoseconds device = step_time_.device_time(features);
-  Picoseconds first = step_time_.period(device, async);
+  Picoseconds first = step_time_.period(device, async_);
   Picoseconds growth = step_time_.device_time(features_of(steady, 1)) - device;
-  if (async && device < step_time_.host) {  // the host is slower: equal periods until the device is
+  if (async_ && device < step_time_.host) {  // the host is slower: equal periods until the device is
     if (growth > 0) steady.passes = std::min(steady.passes, (step_time_.host - device - 1) / growth + 1);
     growth = 0;
   }
@@ -92,12 +89,9 @@ StepFeatures Engine::features_of(const SteadyState& steady, std::int64_t step) {
 }
 
 BatchEntry Engine::partial_entry(const SteadyState& steady, std::int64_t step) const {
-  BatchEntry entry;
-  entry.slot = scheduler_.partial_prefill();
-  entry.id = scheduler_.request(entry.slot).id;
-  entry.start = steady.chunk_start + step * steady.chunk;
-  entry.num_tokens = steady.chunk;
-  return entry;
+  const std::int32_t slot = scheduler_.partial_prefill();
+  const std::int64_t start = steady.chunk_start + step * steady.chunk;
+  return {scheduler_.request(slot).id, slot, narrow(start), narrow(steady.chunk), -1, false, false};
 }
 
 }  // namespace simcluster

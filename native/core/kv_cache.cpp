@@ -202,8 +202,11 @@ void KvCache::extend_hashes(Table& t, const RequestState& request, std::int64_t 
 
 std::int64_t KvCache::find_hits(std::int32_t slot, const RequestState& request) {
   if (!caching_) return 0;
+  if (!exact_) {
+    const std::int64_t kept = counted_.kept(slot);
+    return kept == 0 ? 0 : std::min(kept, (request.num_tokens() - 1) / block_size_);
+  }
   const std::int64_t limit = (request.num_tokens() - 1) / block_size_;
-  if (!exact_) return std::min(counted_.kept(slot), limit);
   hits_.clear();
   Table& t = table(slot);
   extend_hashes(t, request, limit);
@@ -215,20 +218,21 @@ std::int64_t KvCache::find_hits(std::int32_t slot, const RequestState& request) 
   return static_cast<std::int64_t>(hits_.size());
 }
 
-bool KvCache::fits(const RequestState& request, std::int64_t end, std::int64_t num_hits, std::int64_t idle,
-                   bool admission, std::int64_t watermark, std::int64_t free) const {
+std::int64_t KvCache::fresh_blocks(const RequestState& request, std::int64_t end, std::int64_t num_hits, bool admission,
+                                   std::int64_t available) const {
   const std::int64_t held = num_hits + request.num_blocks;
-  const auto needed = [&](std::int64_t t) { return std::max<std::int64_t>(blocks_for(t) - held, 0) + idle; };
-  if (admission && reserve_full_isl_ && needed(std::min(request.num_tokens(), max_model_len_)) + watermark > free) {
-    return false;
-  }
-  return needed(std::min(end, max_model_len_)) + watermark <= free;
+  const auto needed = [&](std::int64_t tokens) {
+    return std::max<std::int64_t>(blocks_for(std::min(tokens, max_model_len_)) - held, 0);
+  };
+  if (admission && reserve_full_isl_ && end < request.num_tokens() && needed(request.num_tokens()) > available) return -1;
+  const std::int64_t fresh = needed(end);
+  return fresh <= available ? fresh : -1;
 }
 
 bool KvCache::admissible(const RequestState& request, std::int64_t tokens, std::int64_t num_hits,
                          std::int64_t watermark, std::int64_t taken) const {
   const std::int64_t end = num_hits * block_size_ + tokens;
-  return fits(request, end, num_hits, num_hits, true, watermark, num_free_blocks() - taken);
+  return fresh_blocks(request, end, num_hits, true, num_free_blocks() - taken - num_hits - watermark) >= 0;
 }
 
 bool KvCache::allocate(std::int32_t slot, RequestState& request, std::int64_t tokens, std::int64_t num_hits,
@@ -238,11 +242,10 @@ bool KvCache::allocate(std::int32_t slot, RequestState& request, std::int64_t to
     idle += pool_.idle(hits_[static_cast<std::size_t>(h)]) ? 1 : 0;
   }
   const std::int64_t end = request.num_computed_tokens + num_hits * block_size_ + tokens;
-  if (!fits(request, end, num_hits, idle, admission, watermark, num_free_blocks())) return false;
+  const std::int64_t fresh = fresh_blocks(request, end, num_hits, admission, num_free_blocks() - idle - watermark);
+  if (fresh < 0) return false;
 
-  const std::int64_t held = num_hits + request.num_blocks;
-  const std::int64_t fresh = std::max<std::int64_t>(blocks_for(std::min(end, max_model_len_)) - held, 0);
-  request.num_blocks = held + fresh;
+  request.num_blocks += narrow(num_hits + fresh);
   if (exact_) {
     Table& t = table(slot);
     if (num_hits > 0) {
@@ -255,14 +258,14 @@ bool KvCache::allocate(std::int32_t slot, RequestState& request, std::int64_t to
     if (num_hits > 0) counted_.reclaim(slot, num_hits);
     counted_.take(fresh);
   }
-  cache_blocks(slot, request, std::min(end, request.num_tokens()));
+  cache_blocks(slot, request, end);
   return true;
 }
 
 void KvCache::cache_blocks(std::int32_t slot, RequestState& request, std::int64_t tokens) {
   if (!caching_) return;
   request.num_registered_tokens =
-      std::max(request.num_registered_tokens, std::min(tokens, request.num_tokens()));
+      std::max(request.num_registered_tokens, narrow(std::min(tokens, request.num_tokens())));
   if (!exact_) return;
   Table& t = table(slot);
   const std::int64_t full = std::min(tokens, request.num_tokens()) / block_size_;

@@ -120,8 +120,9 @@ class KvCache {
   Table& table(std::int32_t slot) { return tables_[static_cast<std::size_t>(slot)]; }
   void extend_hashes(Table& table, const RequestState& request, std::int64_t blocks);
   std::int64_t blocks_for(std::int64_t tokens) const { return (tokens + block_size_ - 1) / block_size_; }
-  bool fits(const RequestState& request, std::int64_t end, std::int64_t num_hits, std::int64_t idle, bool admission,
-            std::int64_t watermark, std::int64_t free) const;
+  // New blocks for the tokens up to `end`; -1 if they, or on admission those of the full prompt, are not available.
+  std::int64_t fresh_blocks(const RequestState& request, std::int64_t end, std::int64_t num_hits, bool admission,
+                            std::int64_t available) const;
 
   std::int64_t block_size_, max_model_len_;
   bool exact_, caching_, reserve_full_isl_;

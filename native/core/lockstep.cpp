@@ -4,80 +4,77 @@
 // before it, and of none after the pass that samples its last token; except that the asynchronous loop, which does
 // not know an EOS yet, schedules it once more.
 #include <algorithm>
+#include <functional>
 
 #include "pass.hpp"
 
 namespace simcluster {
-namespace {
-
-// Earliest end on top; at one pass in order of admission, which is batch order.
-constexpr auto kLater = [](const auto& a, const auto& b) {
-  return a.pass != b.pass ? a.pass > b.pass : a.sequence > b.sequence;
-};
-
-}  // namespace
 
 void Scheduler::use_lockstep() {
   const bool cadence = config_.prefill_schedule_interval > 1 && config_.vllm_version != VllmVersion::v0_32;
   lockstep_ = config_.policy == Policy::fcfs && config_.long_prefill_token_threshold == 0 && !cadence &&
               !kv_.exact();
-  if (lockstep_) group_.by_residue.assign(static_cast<std::size_t>(config_.block_size), 0);
+  if (lockstep_) group_.by_phase.assign(static_cast<std::size_t>(config_.block_size), 0);
 }
 
-bool Scheduler::live(const End& end) const {
-  const RequestState& r = request(end.slot);
-  return r.lockstep && r.sequence == end.sequence;
-}
-
-std::size_t Scheduler::residue(std::int64_t shift) const {
-  const std::int64_t r = shift % config_.block_size;
-  return static_cast<std::size_t>(r < 0 ? r + config_.block_size : r);
+// The phase of the passes in which a decode needs a block that has so many tokens in a pass of the given phase.
+std::size_t Scheduler::block_phase(std::int64_t context, std::int64_t phase) const {
+  const std::int64_t size = config_.block_size;
+  const std::int64_t beyond = context % size;
+  const std::int64_t at = phase + (beyond == 0 ? 0 : size - beyond);
+  return static_cast<std::size_t>(at < size ? at : at - size);
 }
 
 void Scheduler::join(const BatchEntry& entry) {
   RequestState& r = state(entry.slot);
-  const std::int64_t limit = std::min(r.max_tokens, config_.max_model_len - r.num_prompt_tokens);
-  const std::int64_t last = (r.eos_at > 0 ? std::min(r.eos_at, limit) : limit) - 1;
-  if (entry.sample_index > last) return;  // its end is in flight
+  r.join_pass = static_cast<std::uint32_t>(pass_);
+  const std::int64_t left = decodes_left(r);
+  if (left < 0) return;  // its end is in flight
   r.lockstep = true;
   r.excluded = false;
-  r.known_end = last + 1 == limit;
-  r.join_pass = pass_;
-  r.join_tokens = entry.num_tokens;
-  r.last_pass = pass_ + last - entry.sample_index;
+  count_decode(r.num_computed_tokens, phase_ + 1);
+  group_.ends.push_back(end_at(pass_ + left, entry.slot));
+  std::push_heap(group_.ends.begin(), group_.ends.end(), std::greater<>{});
+}
+
+void Scheduler::count_decode(std::int64_t context, std::int64_t phase) {
   group_.size += 1;
-  group_.sum_context += r.num_computed_tokens;
-  group_.by_residue[residue(r.num_computed_tokens - pass_ - 1)] += 1;
-  group_.ends.push_back({r.last_pass, r.sequence, entry.slot});
-  std::push_heap(group_.ends.begin(), group_.ends.end(), kLater);
+  group_.sum_context += context;
+  group_.by_phase[block_phase(context, phase)] += 1;
 }
 
 void Scheduler::exclude(RequestState& r) {
+  const std::int64_t context = r.num_computed_tokens + passes_since_join(r, pass_) - 1;
   group_.size -= 1;
-  group_.sum_context -= r.num_computed_tokens + pass_ - r.join_pass - 1;
-  group_.by_residue[residue(r.num_computed_tokens - r.join_pass - 1)] -= 1;
+  group_.sum_context -= context;
+  group_.by_phase[block_phase(context, phase_)] -= 1;
+  group_.num_excluded += 1;
   r.excluded = true;
 }
 
-std::int64_t Scheduler::delivered_since(const RequestState& r) const {
-  return std::max<std::int64_t>(std::min(results_ - 1, r.last_pass) - r.join_pass + 1, 0);
+void Scheduler::leave(RequestState& r) {
+  if (!r.excluded) exclude(r);
+  group_.num_excluded -= 1;
+  settle(r);
 }
 
 void Scheduler::settle(RequestState& r) const {
   const bool async = config_.async_scheduling;
-  const std::int64_t last_scheduled = r.last_pass + (async && !r.known_end ? 1 : 0);
-  const std::int64_t decodes = std::min(pass_ - 1, last_scheduled) - r.join_pass;
-  const std::int64_t processed = std::max<std::int64_t>(std::min(results_ - 1, last_scheduled) - r.join_pass + 1, 0);
-  const std::int64_t delivered = delivered_since(r);
-  r.num_computed_tokens += decodes;
-  r.num_sampled_tokens += decodes;
-  r.num_output_tokens += delivered;
-  r.num_inflight_tokens += decodes - (processed > 0 ? r.join_tokens + processed - 1 : 0);
-  if (async) r.num_output_placeholders += decodes - delivered;
+  const std::int64_t left = decodes_left(r);
+  const std::int64_t scheduled = left + (async && !known_end(r) ? 1 : 0);
+  const std::int64_t results = passes_since_join(r, results_ - 1);
+  const std::int64_t decodes = std::min(passes_since_join(r, pass_ - 1), scheduled);
+  const std::int64_t delivered = std::max<std::int64_t>(std::min(results, left) + 1, 0);
+  r.num_computed_tokens += narrow(decodes);
+  r.num_sampled_tokens += narrow(decodes);
+  r.num_output_tokens += narrow(delivered);
+  // Once the pass it joined in is processed, only decodes are in flight.
+  r.num_inflight_tokens = narrow(results < 0 ? r.num_inflight_tokens + decodes : decodes - std::min(results, scheduled));
+  if (async) r.num_output_placeholders = static_cast<std::int16_t>(r.num_output_placeholders + decodes - delivered);
   if (config_.enable_prefix_caching && (decodes > 0 || !async)) {
     r.num_registered_tokens = r.num_computed_tokens - (async ? 1 : 0);
   }
-  r.num_blocks = config_.blocks_for(r.num_computed_tokens);
+  r.num_blocks = narrow(config_.blocks_for(r.num_computed_tokens));
   r.lockstep = false;
 }
 
@@ -92,29 +89,26 @@ std::vector<BatchEntry> Scheduler::lockstep_entries(const Batch& batch) const {
   if (batch.num_lockstep == 0) return entries;
   for (std::int32_t slot = first_running_; slot >= 0; slot = request(slot).next_running) {
     const RequestState& r = request(slot);
-    const std::int64_t decodes = batch.pass - r.join_pass;
-    const bool wasted = config_.async_scheduling && !r.known_end;
-    if (!r.lockstep || decodes < 1 || batch.pass > r.last_pass + (wasted ? 1 : 0)) continue;
-    BatchEntry entry;
-    entry.slot = slot;
-    entry.decode = true;
-    entry.id = r.id;
-    entry.start = r.num_computed_tokens + decodes - 1;
-    entry.num_tokens = 1;
-    entry.sample_index = r.num_sampled_tokens - 1 + decodes;
-    entries.push_back(entry);
+    const std::int64_t decodes = passes_since_join(r, batch.pass);
+    const bool wasted = config_.async_scheduling && !known_end(r);
+    if (!r.lockstep || decodes < 1 || decodes > decodes_left(r) + (wasted ? 1 : 0)) continue;
+    entries.push_back({r.id, slot, narrow(r.num_computed_tokens + decodes - 1), 1,
+                       narrow(r.num_sampled_tokens - 1 + decodes), true, false});
   }
   return entries;
 }
 
+void Scheduler::spell_out(Batch& batch) const {
+  if (batch.num_lockstep == 0) return;
+  std::vector<BatchEntry> entries = lockstep_entries(batch);
+  entries.insert(entries.end(), batch.entries.begin(), batch.entries.end());
+  batch.entries = std::move(entries);
+  batch.num_lockstep = 0;
+}
+
 // Back to visiting everybody: spell out the batch in flight and every request.
 void Scheduler::settle_all(Batch* in_flight) {
-  if (in_flight != nullptr && in_flight->num_lockstep > 0) {
-    std::vector<BatchEntry> entries = lockstep_entries(*in_flight);
-    entries.insert(entries.end(), in_flight->entries.begin(), in_flight->entries.end());
-    in_flight->entries = std::move(entries);
-    in_flight->num_lockstep = 0;
-  }
+  if (in_flight != nullptr) spell_out(*in_flight);
   for (std::int32_t slot = first_running_; slot >= 0; slot = request(slot).next_running) {
     if (request(slot).lockstep) settle(state(slot));
   }
@@ -122,29 +116,34 @@ void Scheduler::settle_all(Batch* in_flight) {
 }
 
 void Scheduler::forget_lockstep() {
-  group_.size = 0;
-  group_.sum_context = 0;
-  std::fill(group_.by_residue.begin(), group_.by_residue.end(), 0);
+  group_.size = group_.num_excluded = group_.sum_context = 0;
+  std::fill(group_.by_phase.begin(), group_.by_phase.end(), 0);
   group_.ends.clear();
   group_.ending.clear();
 }
 
-void Scheduler::drop_stale_ends() {
-  while (!group_.ends.empty() && !live(group_.ends.front())) {
-    std::pop_heap(group_.ends.begin(), group_.ends.end(), kLater);
-    group_.ends.pop_back();
+Scheduler::End Scheduler::pop_end() {
+  const End end = group_.ends.front();
+  std::pop_heap(group_.ends.begin(), group_.ends.end(), std::greater<>{});
+  group_.ends.pop_back();
+  return end;
+}
+
+// Of a request that leaves before its end.
+void Scheduler::forget_end(std::int32_t slot) {
+  const auto its = [slot](End end) { return slot_of(end) == slot; };
+  if (std::erase_if(group_.ending, its) == 0) {
+    std::erase_if(group_.ends, its);
+    std::make_heap(group_.ends.begin(), group_.ends.end(), std::greater<>{});
   }
 }
 
 // Asynchronous loop: set apart those whose last token is in flight; where that is known no pass schedules them.
 void Scheduler::collect_ending() {
-  while (!group_.ends.empty() && group_.ends.front().pass < pass_) {
-    const End end = group_.ends.front();
-    std::pop_heap(group_.ends.begin(), group_.ends.end(), kLater);
-    group_.ends.pop_back();
-    if (!live(end)) continue;
-    RequestState& r = state(end.slot);
-    if (r.known_end) exclude(r);
+  while (!group_.ends.empty() && pass_of(group_.ends.front()) < pass_) {
+    const End end = pop_end();
+    RequestState& r = state(slot_of(end));
+    if (known_end(r)) exclude(r);
     group_.ending.push_back(end);
   }
 }
@@ -155,18 +154,13 @@ std::int32_t Scheduler::partial_prefill() const {
   return !r.lockstep && r.is_prefill_chunk ? last_running_ : -1;
 }
 
-bool Scheduler::all_in_lockstep(std::int32_t partial) const {
-  std::int64_t apart = partial >= 0 ? 1 : 0;
-  for (const End& end : group_.ending) apart += live(end) && request(end.slot).excluded ? 1 : 0;
-  return group_.size + apart == num_running_;
-}
-
 bool Scheduler::schedule_lockstep(Pass& pass, Batch& batch) {
   if (config_.async_scheduling) collect_ending();
   const std::int32_t partial = partial_prefill();
   if (!all_in_lockstep(partial)) return false;
   const std::int64_t decodes = group_.size;
-  std::int64_t needed = group_.by_residue[residue(-pass_)];
+  const std::int64_t taken = group_.by_phase[static_cast<std::size_t>(phase_)];
+  std::int64_t needed = taken;
   std::int64_t chunk = 0;
   if (partial >= 0) {
     const RequestState& r = request(partial);
@@ -175,7 +169,7 @@ bool Scheduler::schedule_lockstep(Pass& pass, Batch& batch) {
   }
   if (needed > kv_.num_free_blocks()) return false;
 
-  kv_.take_counted(group_.by_residue[residue(-pass_)]);
+  kv_.take_counted(taken);
   pass.budget -= decodes;
   batch.num_lockstep = decodes;
   batch.features.num_tokens = decodes;
@@ -191,37 +185,36 @@ bool Scheduler::schedule_lockstep(Pass& pass, Batch& batch) {
 
 void Scheduler::finish_lockstep(std::int64_t pass, std::vector<Outcome>& results) {
   std::vector<End>& ending = group_.ending;
-  while (!group_.ends.empty() && group_.ends.front().pass <= pass) {
-    ending.push_back(group_.ends.front());
-    std::pop_heap(group_.ends.begin(), group_.ends.end(), kLater);
-    group_.ends.pop_back();
+  while (!group_.ends.empty() && pass_of(group_.ends.front()) <= pass) ending.push_back(pop_end());
+  const auto is_over = [pass](End end) { return pass_of(end) <= pass; };
+  const auto last = std::find_if_not(ending.begin(), ending.end(), is_over);
+  if (last == ending.begin()) return;
+  // In the order of the batch, which is the order of admission.
+  std::sort(ending.begin(), last, [this](End a, End b) {
+    return static_cast<std::int32_t>(detail(slot_of(a)).sequence - detail(slot_of(b)).sequence) < 0;
+  });
+  std::ptrdiff_t num_before = 0;  // results of decodes stand before those of entries, as in the batch
+  for (auto end = ending.begin(); end != last; ++end) finish(slot_of(*end), pass, results, num_before);
+  ending.erase(ending.begin(), last);
+}
+
+void Scheduler::finish(std::int32_t slot, std::int64_t pass, std::vector<Outcome>& results,
+                       std::ptrdiff_t& num_before) {
+  RequestState& r = state(slot);
+  const bool has_entry = passes_since_join(r, pass) == 0;
+  leave(r);
+  if (config_.enable_prefix_caching) {
+    r.num_registered_tokens = std::max(r.num_registered_tokens, r.num_computed_tokens - r.num_inflight_tokens);
   }
-  std::size_t num_before = 0;  // results of decodes stand before those of entries, as in the batch
-  std::size_t kept = 0;
-  for (const End& end : ending) {
-    if (!live(end)) continue;
-    if (end.pass > pass) {
-      ending[kept++] = end;
-      continue;
-    }
-    RequestState& r = state(end.slot);
-    if (!r.excluded) exclude(r);
-    const bool has_entry = r.join_pass == pass;
-    settle(r);
-    if (config_.enable_prefix_caching) {
-      r.num_registered_tokens = std::max(r.num_registered_tokens, r.num_computed_tokens - r.num_inflight_tokens);
-    }
-    const Outcome outcome{r.id, r.num_output_tokens, end_reason(r)};
-    if (has_entry) {
-      std::find_if(results.begin(), results.end(), [&](const Outcome& o) { return o.id == r.id; })->reason =
-          outcome.reason;
-    } else {
-      results.insert(results.begin() + static_cast<std::ptrdiff_t>(num_before++), outcome);
-    }
-    erase_running(end.slot);
-    close_slot(end.slot);
+  const Outcome outcome{r.id, r.num_output_tokens, end_reason(r)};
+  if (has_entry) {
+    std::find_if(results.begin(), results.end(), [&](const Outcome& o) { return o.id == r.id; })->reason =
+        outcome.reason;
+  } else {
+    results.insert(results.begin() + num_before++, outcome);
   }
-  ending.resize(kept);
+  erase_running(slot);
+  close_slot(slot);
 }
 
 // -- stretches of passes that change counters alone
@@ -231,13 +224,12 @@ SteadyState Scheduler::steady_state(std::size_t depth) {
   if (!lockstep_ || group_.size == 0 || !group_.ending.empty()) return steady;
   const auto ahead = static_cast<std::int64_t>(depth);
   const std::int32_t partial = partial_prefill();
-  drop_stale_ends();
   if (pass_ - results_ != ahead || !all_in_lockstep(partial)) return steady;
   steady.num_decodes = group_.size;
   steady.decode_context = group_.sum_context;
   const std::int64_t budget = config_.max_num_batched_tokens - group_.size;
   // No result may end a request, and no pass may find one whose last token is in flight.
-  std::int64_t passes = group_.ends.front().pass - results_ - (ahead - 1);
+  std::int64_t passes = pass_of(group_.ends.front()) - results_ - (ahead - 1);
   if (partial >= 0) {
     const RequestState& r = request(partial);
     const std::int64_t left = r.num_tokens() - r.num_computed_tokens;
@@ -245,7 +237,7 @@ SteadyState Scheduler::steady_state(std::size_t depth) {
     steady.chunk_start = r.num_computed_tokens;
     if (steady.chunk < 2) return steady;  // a chunk of one token counts as a decode beyond the prompt
     passes = std::min(passes, (left - 1) / steady.chunk);
-  } else if (can_admit(budget, group_.by_residue[residue(-pass_)])) {
+  } else if (can_admit(budget, group_.by_phase[static_cast<std::size_t>(phase_)])) {
     return steady;
   }
   steady.passes = passes > 0 ? affordable(steady, passes) : 0;
@@ -270,7 +262,7 @@ std::int64_t Scheduler::blocks_needed(const SteadyState& steady, std::int64_t pa
   const std::int64_t rounds = passes / config_.block_size;
   std::int64_t needed = rounds * steady.num_decodes;
   for (std::int64_t i = rounds * config_.block_size; i < passes; ++i) {
-    needed += group_.by_residue[residue(-(pass_ + i))];
+    needed += group_.by_phase[static_cast<std::size_t>((phase_ + i) % config_.block_size)];
   }
   if (steady.chunk > 0) {
     needed += config_.blocks_for(steady.chunk_start + passes * steady.chunk) - config_.blocks_for(steady.chunk_start);
@@ -297,12 +289,12 @@ void Scheduler::skip(const SteadyState& steady, std::int64_t passes, std::size_t
   group_.sum_context += passes * steady.num_decodes;
   if (steady.chunk > 0) {
     RequestState& r = state(partial_prefill());
-    r.num_computed_tokens += passes * steady.chunk;
-    r.num_inflight_tokens = static_cast<std::int64_t>(depth) * steady.chunk;
-    r.num_blocks = config_.blocks_for(r.num_computed_tokens);
+    r.num_computed_tokens += narrow(passes * steady.chunk);
+    r.num_inflight_tokens = narrow(static_cast<std::int64_t>(depth) * steady.chunk);
+    r.num_blocks = narrow(config_.blocks_for(r.num_computed_tokens));
     if (config_.enable_prefix_caching) r.num_registered_tokens = r.num_computed_tokens;
   }
-  pass_ += passes;
+  advance_passes(passes);
   results_ += passes;
   num_executed_ += passes;
   capacity_bound_ = !waiting_.empty();

@@ -41,41 +41,45 @@ struct RequestSpec {
 enum class Status : std::uint8_t { waiting, running, preempted, gone };
 enum class EndReason : std::uint8_t { none, stop, length, abort, kv_capacity, exceeds_context };
 
-// Scheduling state; VLLM_SCHEDULER.md section 1.1 names the fields. Trivially copyable.
-struct RequestState {
+// Scheduling state; VLLM_SCHEDULER.md section 1.1 names the fields. One cache line: all that a pass or a result reads.
+// Lengths and counts are bounded by the context, so 32 bits hold them.
+struct alignas(64) RequestState {
   std::int64_t id = -1;
-  std::int64_t num_prompt_tokens = 0;
-  std::int64_t num_output_tokens = 0;  // delivered so far
-  std::int64_t max_tokens = 0;
-  std::int64_t eos_at = 0;
-  std::int64_t visible_max_tokens = 0;
-  std::int64_t num_computed_tokens = 0;      // computed or scheduled to be
-  std::int64_t num_output_placeholders = 0;  // sampled by batches in flight (asynchronous loop)
-  std::int64_t num_inflight_tokens = 0;      // tokens of batches whose results are not processed
-  std::int64_t num_stale_tokens = 0;         // those scheduled before the last preemption
-  std::int64_t num_sampled_tokens = 0;       // delivered or in flight
-  std::int64_t num_blocks = 0;
-  std::int64_t num_cached_tokens = -1;  // prefix hit of the first admission; -1 before it
-  std::int64_t num_preemptions = 0;
+  std::int32_t num_prompt_tokens = 0;
+  std::int32_t num_output_tokens = 0;      // delivered so far
+  std::int32_t num_computed_tokens = 0;    // computed or scheduled to be
+  std::int32_t num_inflight_tokens = 0;    // tokens of batches whose results are not processed
+  std::int32_t num_stale_tokens = 0;       // those scheduled before the last preemption
+  std::int32_t num_sampled_tokens = 0;     // delivered or in flight
+  std::int32_t num_blocks = 0;
+  std::int32_t num_registered_tokens = 0;  // whose full blocks have a hash (prefix caching by counts)
+  std::int32_t max_tokens = 0;
+  std::int32_t eos_at = 0;
+  std::int32_t next_running = -1, prev_running = -1;
+  std::uint32_t join_pass = 0;  // lockstep: the fields stand as of this pass; its low bits, since none lives for 2^31
+  std::int16_t num_output_placeholders = 0;  // sampled by batches in flight (asynchronous loop)
+  Status status = Status::gone;
+  bool is_prefill_chunk : 1 = false;  // after its last pass the known tokens were not all scheduled
+  bool in_batch : 1 = false;          // scratch of one pass
+  bool lockstep : 1 = false;          // see scheduler.hpp
+  bool excluded : 1 = false;  // its last token is in flight, no pass schedules it any more (asynchronous loop)
+
+  std::int64_t num_tokens() const { return std::int64_t{num_prompt_tokens} + num_output_tokens; }
+};
+static_assert(sizeof(RequestState) == 64);
+
+// What is rarely asked of a request.
+struct RequestDetail {
   std::int64_t priority = 0;
   Picoseconds arrival_time = 0;
-  Status status = Status::gone;
-  std::int64_t num_registered_tokens = 0;  // whose full blocks have a hash (prefix caching by counts)
-  std::int64_t sequence = 0;               // order of admission
-  std::int32_t next_running = -1, prev_running = -1;
-  bool is_prefill_chunk = false;  // after its last pass the known tokens were not all scheduled
-  bool in_batch = false;          // scratch of one pass
-
-  // Lockstep (see scheduler.hpp): while set, the fields above stand as of pass join_pass.
-  bool lockstep = false;
-  bool excluded = false;   // its last token is in flight, no pass schedules it any more (asynchronous loop)
-  bool known_end = false;  // ends where max_tokens or the context limit does, so no pass goes beyond
-  std::int64_t join_pass = 0;
-  std::int64_t join_tokens = 0;  // tokens it computed in that pass
-  std::int64_t last_pass = 0;    // the pass that samples its last token
-
-  std::int64_t num_tokens() const { return num_prompt_tokens + num_output_tokens; }
+  std::int32_t visible_max_tokens = 0;
+  std::int32_t num_cached_tokens = -1;  // prefix hit of the first admission; -1 before it
+  std::int32_t num_preemptions = 0;
+  std::uint32_t sequence = 0;           // order of admission, modulo 2^32
 };
+
+// A count that its bounds keep within 32 bits.
+constexpr std::int32_t narrow(std::int64_t count) { return static_cast<std::int32_t>(count); }
 
 // Sums over one batch that its duration depends on. Source: paper eq. 9.
 struct StepFeatures {
@@ -99,13 +103,13 @@ struct StepFeatures {
 };
 
 struct BatchEntry {
-  std::int32_t slot = -1;
-  bool decode = false;
-  bool admitted = false;           // taken from the waiting queue by this pass
   std::int64_t id = -1;            // tells whether the slot still holds this request
-  std::int64_t start = 0;          // tokens computed before the batch
-  std::int64_t num_tokens = 0;
-  std::int64_t sample_index = -1;  // which output token it samples, counted from 0; -1: none
+  std::int32_t slot = -1;
+  std::int32_t start = 0;          // tokens computed before the batch
+  std::int32_t num_tokens = 0;
+  std::int32_t sample_index = -1;  // which output token it samples, counted from 0; -1: none
+  bool decode = false;
+  bool first_admission = false;
 };
 
 struct Batch {

@@ -1,23 +1,31 @@
 #include "scheduler.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
 #include "pass.hpp"
 
 namespace simcluster {
+namespace {
+
+constexpr std::int64_t kLargest = std::numeric_limits<std::int32_t>::max();
+
+}  // namespace
 
 Scheduler::Scheduler(const SchedulerConfig& config)
-    : config_(config),
-      kv_(config),
+    : last_prefill_(-config.prefill_schedule_interval),
       watermark_blocks_(static_cast<std::int64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks))),
-      last_prefill_(-config.prefill_schedule_interval) {}
+      config_(config),
+      kv_(config) {}
 
-bool Scheduler::before(const RequestState& a, const RequestState& b) const {
-  if (a.priority != b.priority) return a.priority < b.priority;
-  if (a.arrival_time != b.arrival_time) return a.arrival_time < b.arrival_time;
-  return a.id < b.id;
+bool Scheduler::before(std::int32_t a, std::int32_t b) const {
+  const RequestDetail& x = detail(a);
+  const RequestDetail& y = detail(b);
+  if (x.priority != y.priority) return x.priority < y.priority;
+  if (x.arrival_time != y.arrival_time) return x.arrival_time < y.arrival_time;
+  return request(a).id < request(b).id;
 }
 
 std::vector<std::int32_t> Scheduler::running() const {
@@ -27,11 +35,25 @@ std::vector<std::int32_t> Scheduler::running() const {
   return slots;
 }
 
-std::int32_t Scheduler::open_slot(const RequestSpec& spec) {
+void Scheduler::check_prompt(std::span<const TokenRun> prompt, std::int64_t tokens) const {
+  if (prompt.empty()) return;
+  if (!covers(prompt, tokens)) {
+    throw std::invalid_argument("the token runs of a prompt do not add up to its length");
+  }
+  if (!config_.shared_prefixes) {
+    throw std::invalid_argument("a prompt has token runs although shared_prefixes is off");
+  }
+}
+
+std::int32_t Scheduler::open(const RequestSpec& spec) {
+  if (spec.num_prompt_tokens > kLargest) throw std::invalid_argument("a prompt is longer than any context");
+  check_prompt(spec.prompt, spec.num_prompt_tokens);
   std::int32_t slot = 0;
   if (free_slots_.empty()) {
+    if (slots_.size() >> kSlotBits != 0) throw std::length_error("too many requests in one engine");
     slot = static_cast<std::int32_t>(slots_.size());
     slots_.emplace_back();
+    details_.emplace_back();
   } else {
     slot = free_slots_.back();
     free_slots_.pop_back();
@@ -39,24 +61,29 @@ std::int32_t Scheduler::open_slot(const RequestSpec& spec) {
   RequestState& r = state(slot);
   r = RequestState{};
   r.id = spec.id;
-  r.num_prompt_tokens = spec.num_prompt_tokens;
-  r.max_tokens = spec.max_tokens;
-  r.eos_at = spec.eos_at;
-  r.visible_max_tokens = spec.visible_max_tokens;
-  r.priority = spec.priority;
-  r.arrival_time = spec.arrival_time;
+  r.num_prompt_tokens = narrow(spec.num_prompt_tokens);
+  r.max_tokens = narrow(std::min(spec.max_tokens, kLargest));
+  r.eos_at = narrow(std::min(spec.eos_at, kLargest));  // no context is long enough to reach it
   r.status = Status::waiting;
+  RequestDetail& d = edit_detail(slot);
+  d = RequestDetail{};
+  d.priority = spec.priority;
+  d.arrival_time = spec.arrival_time;
+  d.visible_max_tokens = narrow(std::min(spec.visible_max_tokens, kLargest));
   kv_.open(slot, spec);
   return slot;
 }
 
-void Scheduler::close_slot(std::int32_t slot) {
+void Scheduler::free_slot(std::int32_t slot) {
   RequestState& r = state(slot);
-  kv_.release(slot, r, false);
   r.status = Status::gone;
-  r.lockstep = false;
   r.id = -1;
   free_slots_.push_back(slot);
+}
+
+void Scheduler::close_slot(std::int32_t slot) {
+  kv_.release(slot, state(slot), false);
+  free_slot(slot);
   unflushed_ends_ = true;
 }
 
@@ -64,7 +91,7 @@ void Scheduler::push_running(std::int32_t slot) {
   RequestState& r = state(slot);
   r.prev_running = last_running_;
   r.next_running = -1;
-  r.sequence = sequence_++;
+  edit_detail(slot).sequence = sequence_++;
   (last_running_ >= 0 ? state(last_running_).next_running : first_running_) = slot;
   last_running_ = slot;
   ++num_running_;
@@ -81,7 +108,7 @@ void Scheduler::push_waiting(std::int32_t slot, bool front) {
   if (config_.policy == Policy::priority) {
     const auto place = std::upper_bound(
         waiting_.begin(), waiting_.end(), slot,
-        [this](std::int32_t a, std::int32_t b) { return before(state(a), state(b)); });
+        [this](std::int32_t a, std::int32_t b) { return before(a, b); });
     waiting_.insert(place, slot);
   } else if (front) {
     waiting_.push_front(slot);
@@ -90,23 +117,13 @@ void Scheduler::push_waiting(std::int32_t slot, bool front) {
   }
 }
 
-void Scheduler::add(const RequestSpec& spec) {
-  if (!covers(spec.prompt, spec.num_prompt_tokens)) {
-    throw std::invalid_argument("the token runs of a prompt do not add up to its length");
-  }
-  if (!spec.prompt.empty() && !config_.shared_prefixes) {
-    throw std::invalid_argument("a prompt has token runs although shared_prefixes is off");
-  }
-  push_waiting(open_slot(spec), false);
-}
-
 std::int64_t Scheduler::abort(std::int64_t id) {
   for (std::int32_t slot = first_running_; slot >= 0; slot = request(slot).next_running) {
     RequestState& r = state(slot);
     if (r.id != id) continue;
     if (r.lockstep) {
-      if (!r.excluded) exclude(r);
-      settle(r);
+      leave(r);
+      forget_end(slot);
     }
     const std::int64_t delivered = r.num_output_tokens;
     erase_running(slot);
@@ -124,9 +141,7 @@ std::int64_t Scheduler::abort(std::int64_t id) {
 }
 
 // 2.0
-Scheduler::Pass Scheduler::prepare() const {
-  Pass pass;
-  pass.budget = config_.max_num_batched_tokens;
+void Scheduler::prepare(Pass& pass) const {
   const std::int64_t resident = num_running_ + static_cast<std::int64_t>(waiting_.size());
   pass.threshold = resident > 1 ? config_.long_prefill_token_threshold : 0;  // a lone request is never capped
   if (pass.threshold > 0 && config_.long_prefill_token_threshold_adaptive) {
@@ -139,19 +154,12 @@ Scheduler::Pass Scheduler::prepare() const {
       pass.hold |= !request(slot).is_prefill_chunk;
     }
   }
-  return pass;
 }
 
-void Scheduler::append(Pass& pass, Batch& batch, std::int32_t slot, std::int64_t tokens, bool admitted) {
+void Scheduler::append(Pass& pass, Batch& batch, std::int32_t slot, std::int64_t tokens, bool first_admission) {
   RequestState& r = state(slot);
-  BatchEntry entry;
-  entry.slot = slot;
-  entry.id = r.id;
-  entry.start = r.num_computed_tokens;
-  entry.num_tokens = tokens;
-  entry.decode = tokens == 1 && r.num_computed_tokens >= r.num_prompt_tokens;
-  entry.admitted = admitted;
-  batch.entries.push_back(entry);
+  const bool decode = tokens == 1 && r.num_computed_tokens >= r.num_prompt_tokens;
+  batch.entries.push_back({r.id, slot, r.num_computed_tokens, narrow(tokens), -1, decode, first_admission});
   r.in_batch = true;
   pass.budget -= tokens;
 }
@@ -161,8 +169,8 @@ std::int32_t Scheduler::choose_victim() const {
   if (config_.policy == Policy::fcfs) return last_running_;
   std::int32_t victim = first_running_;
   for (std::int32_t slot = victim; slot >= 0; slot = request(slot).next_running) {
-    const RequestState& r = request(slot);
-    const RequestState& v = request(victim);
+    const RequestDetail& r = detail(slot);
+    const RequestDetail& v = detail(victim);
     if (std::pair(r.priority, r.arrival_time) > std::pair(v.priority, v.arrival_time)) victim = slot;
   }
   return victim;
@@ -177,7 +185,7 @@ void Scheduler::preempt(std::int32_t slot) {
   r.num_computed_tokens = 0;
   r.num_output_placeholders = 0;
   r.num_stale_tokens = r.num_inflight_tokens;
-  r.num_preemptions += 1;
+  edit_detail(slot).num_preemptions += 1;
   ++num_preemptions_;
   push_waiting(slot, true);
 }
@@ -189,7 +197,7 @@ void Scheduler::schedule_running(Pass& pass, Batch& batch, std::vector<Outcome>&
     RequestState& r = state(slot);
     const bool last_in_flight = r.num_output_placeholders > 0 &&
                                 r.num_computed_tokens + 2 - r.num_output_placeholders >=
-                                    r.num_prompt_tokens + r.max_tokens;
+                                    std::int64_t{r.num_prompt_tokens} + r.max_tokens;
     std::int64_t n = r.num_tokens() + r.num_output_placeholders - r.num_computed_tokens;
     if (pass.threshold > 0) n = std::min(n, pass.threshold);
     n = std::min({n, pass.budget, config_.max_model_len - r.num_computed_tokens - 1});
@@ -247,19 +255,20 @@ void Scheduler::admit_waiting(Pass& pass, Batch& batch, std::vector<Outcome>& fa
     if (!kv_.allocate(slot, r, n, hits, true, num_running_ == 0 ? 0 : watermark_blocks_)) break;
     waiting_.pop_front();
     push_running(slot);
-    r.num_computed_tokens = hit_tokens;
+    r.num_computed_tokens = narrow(hit_tokens);
     const std::int64_t looked_up = config_.enable_prefix_caching ? r.num_tokens() : 0;  // else vLLM counts nothing
-    if (r.status == Status::preempted) {
+    const bool first = r.status != Status::preempted;
+    if (!first) {
       prefix_stats_.preempted_queries += looked_up;
       prefix_stats_.preempted_hits += hit_tokens;
     } else {
       prefix_stats_.queries += looked_up;
       prefix_stats_.hits += hit_tokens;
-      r.num_cached_tokens = hit_tokens;
+      edit_detail(slot).num_cached_tokens = narrow(hit_tokens);
     }
     r.status = Status::running;
     pass.did_prefill |= hit_tokens < r.num_tokens() - 1;
-    append(pass, batch, slot, n, true);
+    append(pass, batch, slot, n, first);
   }
   if (!pass.hold) capacity_bound_ = !waiting_.empty();
 }
@@ -282,6 +291,7 @@ void Scheduler::finish_pass(const Pass& pass, Batch& batch) {
   }
   unflushed_ends_ = false;
   ++pass_;
+  if (++phase_ == config_.block_size) phase_ = 0;
 }
 
 void Scheduler::schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted,
@@ -292,7 +302,9 @@ void Scheduler::schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& p
   batch.num_lockstep = 0;
   preempted.clear();
   failed.clear();
-  Pass pass = prepare();
+  Pass pass;
+  pass.budget = config_.max_num_batched_tokens;
+  if (!lockstep_) prepare(pass);
   if (!lockstep_ || !schedule_lockstep(pass, batch)) {
     if (lockstep_) settle_all(in_flight);
     schedule_running(pass, batch, preempted);
@@ -310,10 +322,10 @@ EndReason Scheduler::end_reason(const RequestState& r) const {
 void Scheduler::update_entry(const BatchEntry& entry, std::int64_t pass, std::vector<Outcome>& results) {
   RequestState& r = state(entry.slot);
   if (r.id != entry.id) return;  // ended or aborted meanwhile
-  if (r.lockstep && r.join_pass == pass) {
+  if (r.lockstep && passes_since_join(r, pass) == 0) {
     // Its fields stand as of this pass; what came of it since follows from the number of results processed.
     if (entry.sample_index < 0) return;
-    results.push_back({r.id, r.num_output_tokens + delivered_since(r), EndReason::none});
+    results.push_back({r.id, r.num_output_tokens + delivered_since_join(r), EndReason::none});
     return;
   }
   r.num_inflight_tokens -= entry.num_tokens;

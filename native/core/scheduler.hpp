@@ -8,12 +8,14 @@
 // gives the present ones. A pass that has to preempt, and every pass of other configurations, visits all of them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <deque>
+#include <span>
 #include <vector>
 
 #include "config.hpp"
 #include "kv_cache.hpp"
+#include "queue.hpp"
 #include "request_state.hpp"
 
 namespace simcluster {
@@ -46,9 +48,15 @@ class Scheduler {
   // From now on leave decodes in lockstep out of batches and results, where the configuration allows it.
   void use_lockstep();
 
-  // Throws std::invalid_argument if the token runs of the prompt do not add up to its length, or are given where
-  // prompts were said to share nothing.
-  void add(const RequestSpec& spec);
+  // Throws std::invalid_argument if the token runs of a prompt do not add up to its length, or are given where prompts
+  // were said to share nothing.
+  void check_prompt(std::span<const TokenRun> prompt, std::int64_t tokens) const;
+  // A request that joins the queue. Throws as check_prompt does, and for a prompt longer than any context.
+  void add(const RequestSpec& spec) { enqueue(open(spec)); }
+  // The same in two steps: take a slot now, join the queue later. `withdraw` gives the slot back before that.
+  std::int32_t open(const RequestSpec& spec);
+  void enqueue(std::int32_t slot) { push_waiting(slot, false); }
+  void withdraw(std::int32_t slot) { free_slot(slot); }
   // Client abort; the output tokens delivered so far, or -1 if no such request is resident.
   std::int64_t abort(std::int64_t id);
   // Anything waiting, running, or ended but not yet flushed to the workers.
@@ -70,9 +78,10 @@ class Scheduler {
   const SchedulerConfig& config() const { return config_; }
   std::int64_t num_running() const { return num_running_; }
   std::vector<std::int32_t> running() const;  // in order
-  const std::deque<std::int32_t>& waiting() const { return waiting_; }
+  const Queue<std::int32_t>& waiting() const { return waiting_; }
   // As stored; what never changes after admission is right in lockstep too.
   const RequestState& request(std::int32_t slot) const { return slots_[static_cast<std::size_t>(slot)]; }
+  const RequestDetail& detail(std::int32_t slot) const { return details_[static_cast<std::size_t>(slot)]; }
   // As it is now.
   RequestState settled(std::int32_t slot) const;
   // Members of a batch in front of its entries, spelled out.
@@ -87,28 +96,30 @@ class Scheduler {
   friend struct Snapshot;  // captures and restores the whole state
 
   struct Pass;  // scratch of one pass
-  struct End {  // of a request in lockstep
-    std::int64_t pass = 0;
-    std::int64_t sequence = 0;
-    std::int32_t slot = -1;
-  };
+  // The pass that samples the last token of a request, and its slot: (pass << kSlotBits) + slot.
+  using End = std::uint64_t;
+  static constexpr int kSlotBits = 24;
+  static std::int64_t pass_of(End end) { return static_cast<std::int64_t>(end >> kSlotBits); }
+  static std::int32_t slot_of(End end) { return static_cast<std::int32_t>(end & ((End{1} << kSlotBits) - 1)); }
   struct Lockstep {
-    std::int64_t size = 0;                 // decodes of the next pass
-    std::int64_t sum_context = 0;          // their computed tokens
-    std::vector<std::int64_t> by_residue;  // how many need a block in passes of each residue
-    std::vector<End> ends;                 // heap, earliest on top; entries of others are stale
-    std::vector<End> ending;               // their last token is in flight (asynchronous loop), by sequence
+    std::int64_t size = 0;               // decodes of the next pass
+    std::int64_t num_excluded = 0;       // running, but in no pass any more
+    std::int64_t sum_context = 0;        // computed tokens of the decodes
+    std::vector<std::int32_t> by_phase;  // how many need a block in the passes of each phase
+    std::vector<End> ends;               // heap, earliest on top
+    std::vector<End> ending;             // their last token is in flight (asynchronous loop), by pass
   };
 
   RequestState& state(std::int32_t slot) { return slots_[static_cast<std::size_t>(slot)]; }
-  std::int32_t open_slot(const RequestSpec& spec);
+  RequestDetail& edit_detail(std::int32_t slot) { return details_[static_cast<std::size_t>(slot)]; }
+  void free_slot(std::int32_t slot);
   void close_slot(std::int32_t slot);
   void push_running(std::int32_t slot);
   void erase_running(std::int32_t slot);
   void push_waiting(std::int32_t slot, bool front);
-  bool before(const RequestState& a, const RequestState& b) const;  // order of the priority queue
+  bool before(std::int32_t a, std::int32_t b) const;  // order of the priority queue
 
-  Pass prepare() const;
+  void prepare(Pass& pass) const;
   void schedule_running(Pass& pass, Batch& batch, std::vector<Outcome>& preempted);
   void admit_waiting(Pass& pass, Batch& batch, std::vector<Outcome>& failed);
   std::int32_t choose_victim() const;
@@ -119,42 +130,72 @@ class Scheduler {
   void update_entry(const BatchEntry& entry, std::int64_t pass, std::vector<Outcome>& results);
 
   // lockstep.cpp
-  bool live(const End& end) const;
-  std::size_t residue(std::int64_t shift) const;
-  void exclude(RequestState& request);
+  std::int64_t limit_of(const RequestState& r) const {  // output tokens it can have, EOS or not
+    return std::min<std::int64_t>(r.max_tokens, config_.max_model_len - r.num_prompt_tokens);
+  }
+  // It ends where its limit does, so no pass goes beyond.
+  bool known_end(const RequestState& r) const { return r.eos_at <= 0 || r.eos_at >= limit_of(r); }
+  // Decodes from the pass it joined to its last token.
+  std::int64_t decodes_left(const RequestState& r) const {
+    return (known_end(r) ? limit_of(r) : r.eos_at) - r.num_sampled_tokens;
+  }
+  static std::int64_t passes_since_join(const RequestState& r, std::int64_t pass) {
+    return static_cast<std::int32_t>(static_cast<std::uint32_t>(pass) - r.join_pass);
+  }
+  std::int64_t delivered_since_join(const RequestState& r) const {
+    return std::max<std::int64_t>(std::min(passes_since_join(r, results_ - 1), decodes_left(r)) + 1, 0);
+  }
+  static End end_at(std::int64_t pass, std::int32_t slot) {
+    return (static_cast<End>(pass) << kSlotBits) + static_cast<End>(slot);
+  }
+  std::size_t block_phase(std::int64_t context, std::int64_t phase) const;
   void join(const BatchEntry& entry);
-  std::int64_t delivered_since(const RequestState& request) const;  // tokens since it joined
+  void count_decode(std::int64_t context, std::int64_t phase);
+  void exclude(RequestState& request);
+  void leave(RequestState& request);
   void settle(RequestState& request) const;
   void settle_all(Batch* in_flight);
+  void spell_out(Batch& batch) const;
   void forget_lockstep();
+  End pop_end();
+  void forget_end(std::int32_t slot);
   void collect_ending();
   bool schedule_lockstep(Pass& pass, Batch& batch);  // false: somebody must be preempted, nothing was changed
   void finish_lockstep(std::int64_t pass, std::vector<Outcome>& results);
-  void drop_stale_ends();
-  bool all_in_lockstep(std::int32_t partial) const;
+  void finish(std::int32_t slot, std::int64_t pass, std::vector<Outcome>& results, std::ptrdiff_t& num_before);
+  bool all_in_lockstep(std::int32_t partial) const {
+    return group_.size + group_.num_excluded + (partial >= 0 ? 1 : 0) == num_running_;
+  }
+  void advance_passes(std::int64_t passes) {
+    pass_ += passes;
+    phase_ = (phase_ + passes) % config_.block_size;
+  }
   bool can_admit(std::int64_t budget, std::int64_t taken);
   std::int64_t blocks_needed(const SteadyState& steady, std::int64_t passes) const;
   std::int64_t affordable(const SteadyState& steady, std::int64_t passes) const;
 
-  SchedulerConfig config_;
-  KvCache kv_;
-  std::vector<RequestState> slots_;
-  std::vector<std::int32_t> free_slots_;
-  std::int32_t first_running_ = -1, last_running_ = -1;  // linked, in order of admission, never re-sorted
+  // What every pass reads stands together.
+  std::int64_t pass_ = 0;     // number of the next pass
+  std::int64_t results_ = 0;  // results of all passes before this one are processed
+  std::int64_t phase_ = 0;    // pass_ modulo the block size
   std::int64_t num_running_ = 0;
-  std::deque<std::int32_t> waiting_;  // FCFS: arrival order, victims in front; priority: sorted by key
-  std::int64_t watermark_blocks_ = 0;
-  bool lockstep_ = false;
+  std::int32_t first_running_ = -1, last_running_ = -1;  // linked, in order of admission, never re-sorted
   Lockstep group_;
-  bool unflushed_ends_ = false;
-  bool capacity_bound_ = false;    // prefill cadence: the last pass left requests waiting
+  std::vector<RequestState> slots_;
+  Queue<std::int32_t> waiting_;  // FCFS: arrival order, victims in front; priority: sorted by key
   std::int64_t num_executed_ = 0;  // prefill cadence: non-empty batches so far
   std::int64_t last_prefill_ = 0;  // prefill cadence: value of num_executed_ at the last prefill
-  std::int64_t pass_ = 0;          // number of the next pass
-  std::int64_t results_ = 0;       // results of all passes before this one are processed
-  std::int64_t sequence_ = 0;
+  bool lockstep_ = false;
+  bool unflushed_ends_ = false;
+  bool capacity_bound_ = false;  // prefill cadence: the last pass left requests waiting
+  std::uint32_t sequence_ = 0;
+  std::vector<std::int32_t> free_slots_;
+  std::vector<RequestDetail> details_;
+  std::int64_t watermark_blocks_ = 0;
   std::int64_t num_preemptions_ = 0;
   PrefixStats prefix_stats_;
+  SchedulerConfig config_;
+  KvCache kv_;
 };
 
 }  // namespace simcluster

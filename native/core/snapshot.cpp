@@ -1,9 +1,31 @@
 #include "snapshot.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <limits>
 #include <stdexcept>
+#include <utility>
 
 namespace simcluster {
+namespace {
+
+// A request in lockstep counts its samples from the join on; those in flight are decodes, but for the join itself.
+std::int32_t decodes_in_flight(const RequestState& r) {
+  const auto join = static_cast<std::int32_t>(r.join_pass);
+  return r.num_sampled_tokens - r.num_output_tokens - (join >= 0 ? 1 : 0);
+}
+
+void expect(RequestState& r, const ExpectedEnd& end) {
+  const std::int64_t last = std::max<std::int64_t>(end.output_tokens, r.num_output_tokens + 1);
+  const std::int32_t output = narrow(std::min<std::int64_t>(last, std::numeric_limits<std::int32_t>::max()));
+  if (end.by_length) {
+    r.max_tokens = std::min(output, r.max_tokens);
+  } else {
+    r.eos_at = output;
+  }
+}
+
+}  // namespace
 
 Snapshot Snapshot::capture(const Engine& engine) {
   const Scheduler& s = engine.scheduler_;
@@ -19,33 +41,182 @@ Snapshot Snapshot::capture(const Engine& engine) {
   shot.num_free_blocks = s.num_free_blocks();
   shot.num_running = s.num_running_;
 
+  const std::size_t resident = static_cast<std::size_t>(s.num_running_) + s.waiting_.size();
+  shot.requests.reserve(resident);
+  shot.details.reserve(resident);
   std::vector<std::int32_t> index_of_slot(s.slots_.size(), -1);
-  shot.requests.reserve(static_cast<std::size_t>(s.num_running_) + s.waiting_.size());
   const auto publish = [&](std::int32_t slot) {
     index_of_slot[static_cast<std::size_t>(slot)] = static_cast<std::int32_t>(shot.requests.size());
-    RequestState r = s.settled(slot);
-    r.max_tokens = 0;  // the true end stays hidden
+    RequestState& r = shot.requests.emplace_back(s.request(slot));
+    const RequestDetail& d = shot.details.emplace_back(s.detail(slot));
+    if (r.lockstep) {
+      s.settle(r);
+      r.lockstep = true;
+      r.excluded = false;  // restoring finds out
+      r.join_pass = static_cast<std::uint32_t>(std::max<std::int64_t>(-Scheduler::passes_since_join(r, s.results_), -1));
+    }
+    r.max_tokens = d.visible_max_tokens;  // the true end stays hidden
     r.eos_at = 0;
-    shot.requests.push_back(r);
   };
-  for (const std::int32_t slot : s.running()) publish(slot);
+  for (std::int32_t slot = s.first_running_; slot >= 0; slot = s.request(slot).next_running) publish(slot);
   for (const std::int32_t slot : s.waiting_) publish(slot);
 
   for (std::size_t i = 0; i < engine.num_flights_; ++i) {
     const Engine::InFlight& flight = engine.flight(i);
-    BatchInFlight batch;
+    BatchInFlight& batch = shot.in_flight.emplace_back();
     batch.start = flight.start;
     batch.features = flight.batch.features;
-    const auto add = [&](const BatchEntry& entry) {
+    batch.num_lockstep = flight.batch.num_lockstep;
+    for (const BatchEntry& entry : flight.batch.entries) {
       const bool here = s.request(entry.slot).id == entry.id;
-      batch.entries.push_back({here ? index_of_slot[static_cast<std::size_t>(entry.slot)] : -1,
-                               entry.num_tokens, entry.sample_index});
-    };
-    for (const BatchEntry& entry : s.lockstep_entries(flight.batch)) add(entry);
-    for (const BatchEntry& entry : flight.batch.entries) add(entry);
-    shot.in_flight.push_back(std::move(batch));
+      batch.entries.push_back({here ? index_of_slot[static_cast<std::size_t>(entry.slot)] : -1, entry.num_tokens,
+                               entry.sample_index});
+    }
   }
+  if (!s.lockstep_) shot.fold_decodes();
   return shot;
+}
+
+// What the batches in flight hold of one request.
+struct Snapshot::Fold {
+  std::int32_t join = -1;        // the batch of its first sample; -1: none of them
+  std::int32_t num_decodes = 0;  // entries after that
+  bool regular = true;           // one sampled token in every batch from its first entry on, but for earlier chunks
+
+  void add(std::int32_t batch, const Entry& entry, const RequestState& r) {
+    if (entry.sample_index < 0) {
+      regular = regular && num_decodes == 0 && join < 0;
+      return;
+    }
+    const bool first = join < 0 && num_decodes == 0;
+    if (first && (r.num_output_tokens == 0 || entry.num_tokens > 1)) {
+      join = batch;
+    } else {
+      regular = regular && entry.num_tokens == 1 && batch == join + 1 + num_decodes;
+      ++num_decodes;
+    }
+  }
+  // Whether the counters are what the rules of lockstep give.
+  bool fits(const RequestState& r) const {
+    const std::int32_t in_flight = num_decodes + (join >= 0 ? 1 : 0);
+    return regular && r.status == Status::running && r.num_stale_tokens == 0 &&
+           r.num_sampled_tokens == r.num_output_tokens + in_flight && (join >= 0 || r.num_output_tokens > 0) &&
+           (join >= 0 || r.num_inflight_tokens == num_decodes) &&
+           r.num_computed_tokens == r.num_tokens() + num_decodes - (join >= 0 ? 0 : 1) &&
+           (r.num_output_placeholders == in_flight || r.num_output_placeholders == 0);
+  }
+};
+
+void Snapshot::fold_decodes() {
+  std::vector<Fold> folds(static_cast<std::size_t>(num_running));
+  const auto running = [&](const Entry& e) { return e.request >= 0 && e.request < num_running; };
+  for (std::size_t b = 0; b < in_flight.size(); ++b) {
+    for (const Entry& entry : in_flight[b].entries) {
+      if (!running(entry)) continue;
+      const auto i = static_cast<std::size_t>(entry.request);
+      folds[i].add(static_cast<std::int32_t>(b), entry, requests[i]);
+    }
+  }
+  for (std::size_t i = 0; i < folds.size(); ++i) {
+    RequestState& r = requests[i];
+    if (r.lockstep || !folds[i].fits(r)) continue;
+    r.lockstep = true;
+    r.join_pass = static_cast<std::uint32_t>(folds[i].join);
+  }
+  for (std::size_t b = 0; b < in_flight.size(); ++b) {
+    BatchInFlight& batch = in_flight[b];
+    batch.num_lockstep += static_cast<std::int64_t>(std::erase_if(batch.entries, [&](const Entry& entry) {
+      if (!running(entry) || !requests[static_cast<std::size_t>(entry.request)].lockstep) return false;
+      return entry.sample_index >= 0 && static_cast<std::int32_t>(b) != folds[static_cast<std::size_t>(entry.request)].join;
+    }));
+  }
+}
+
+// Back to the fields as of the pass it joined in. False, and nothing changed, if the expected end contradicts what is in
+// flight, so that the request has to be visited.
+bool Snapshot::rejoin(const Scheduler& s, RequestState& r) const {
+  const bool async = s.config_.async_scheduling;
+  const auto join = static_cast<std::int32_t>(r.join_pass);
+  const std::int32_t decodes = decodes_in_flight(r);
+  const std::int32_t delivered = join < 0 ? 1 : 0;
+  RequestState then = r;
+  then.num_sampled_tokens -= decodes;
+  then.num_computed_tokens -= decodes;
+  then.num_inflight_tokens -= decodes;
+  then.num_output_tokens -= delivered;
+  if (async) then.num_output_placeholders = static_cast<std::int16_t>(r.num_output_placeholders - decodes + delivered);
+  then.is_prefill_chunk = false;
+  const std::int64_t left = s.decodes_left(then);
+  const std::int64_t scheduled = left + (async && !s.known_end(then) ? 1 : 0);
+  if (std::min(s.pass_ - 1 - join, scheduled) != decodes || then.num_output_placeholders != (async ? 1 : 0) ||
+      r.num_blocks != s.config_.blocks_for(r.num_computed_tokens)) {
+    return false;
+  }
+  r = then;
+  return true;
+}
+
+void Snapshot::restore_running(Engine& engine, const std::vector<ExpectedEnd>& ends) const {
+  Scheduler& s = engine.scheduler_;
+  const auto count = static_cast<std::int32_t>(num_running);
+  for (std::int32_t slot = 0; slot < count; ++slot) {
+    RequestState& r = s.state(slot);
+    r = requests[static_cast<std::size_t>(slot)];
+    expect(r, ends[static_cast<std::size_t>(slot)]);
+    r.prev_running = slot - 1;
+    r.next_running = slot + 1 < count ? slot + 1 : -1;
+    if (!r.lockstep) continue;
+    const auto join = static_cast<std::int32_t>(r.join_pass);
+    if (s.lockstep_ && rejoin(s, r)) {
+      s.count_decode(r.num_computed_tokens + s.pass_ - join - 1, s.phase_);
+      s.group_.ends.push_back(Scheduler::end_at(join + s.decodes_left(r), slot));
+      continue;
+    }
+    r.lockstep = false;
+    const std::int32_t decodes = decodes_in_flight(r);
+    for (std::int32_t i = 1; i <= decodes; ++i) {
+      Batch& batch = engine.flight(static_cast<std::size_t>(join + i)).batch;
+      batch.entries.push_back({r.id, slot, r.num_computed_tokens - decodes + i - 1, 1,
+                               r.num_sampled_tokens - decodes + i - 1, true, false});
+      batch.num_lockstep -= 1;
+    }
+  }
+  std::make_heap(s.group_.ends.begin(), s.group_.ends.end(), std::greater<>{});
+  s.first_running_ = count > 0 ? 0 : -1;
+  s.last_running_ = count - 1;
+  s.num_running_ = count;
+  s.sequence_ = count > 0 ? details[static_cast<std::size_t>(count) - 1].sequence + 1 : 0;
+}
+
+void Snapshot::restore_batches(Engine& engine, const std::vector<ExpectedEnd>& ends) const {
+  engine.first_flight_ = 0;
+  engine.num_flights_ = in_flight.size();
+  for (std::size_t i = 0; i < in_flight.size(); ++i) {
+    Batch& batch = engine.flight(i).batch;
+    batch.entries.clear();
+    batch.features = in_flight[i].features;
+    batch.num_lockstep = in_flight[i].num_lockstep;
+    batch.pass = static_cast<std::int64_t>(i);
+  }
+  restore_running(engine, ends);
+  Picoseconds last = boundary;
+  for (std::size_t i = 0; i < in_flight.size(); ++i) {
+    Engine::InFlight& flight = engine.flight(i);
+    for (const Entry& e : in_flight[i].entries) {
+      if (e.request < 0) continue;
+      flight.batch.entries.push_back({requests[static_cast<std::size_t>(e.request)].id, e.request, 0, e.num_tokens,
+                                      e.sample_index, false, false});
+    }
+    flight.start = i == 0 ? in_flight[i].start : last;
+    flight.end = flight.start;
+    if (flight.batch.features.num_tokens > 0) {
+      flight.end += engine.step_time_.period(engine.step_time_.device_time(flight.batch.features), engine.async_);
+    }
+    // The step was still running when the snapshot was taken.
+    if (i == 0) flight.end = std::max(flight.end, taken_at);
+    last = flight.end;
+  }
+  engine.device_free_ = last;
 }
 
 void Snapshot::restore(Engine& engine, const std::vector<ExpectedEnd>& ends) const {
@@ -59,69 +230,36 @@ void Snapshot::restore(Engine& engine, const std::vector<ExpectedEnd>& ends) con
         "a snapshot holds no block identities; restore it with enable_prefix_caching and track_blocks off");
   }
   if (s.lockstep_) s.forget_lockstep();
-  s.slots_ = requests;
+  s.slots_.resize(requests.size());
+  s.details_ = details;
   s.free_slots_.clear();
-  s.first_running_ = s.last_running_ = -1;
-  s.num_running_ = 0;
-  s.waiting_.clear();
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    RequestState& r = s.slots_[i];
-    const std::int64_t last = std::max(ends[i].output_tokens, r.num_output_tokens + 1);
-    r.max_tokens = ends[i].by_length ? std::min(last, r.visible_max_tokens) : r.visible_max_tokens;
-    r.eos_at = ends[i].by_length ? 0 : last;
-    const auto slot = static_cast<std::int32_t>(i);
-    if (static_cast<std::int64_t>(i) < num_running) {
-      s.push_running(slot);
-    } else {
-      s.waiting_.push_back(slot);
-    }
-  }
+  s.pass_ = static_cast<std::int64_t>(in_flight.size());
+  s.phase_ = s.pass_ % s.config_.block_size;
+  s.results_ = 0;
   s.unflushed_ends_ = unflushed_ends;
   s.capacity_bound_ = capacity_bound;
   s.num_executed_ = num_executed;
   s.last_prefill_ = last_prefill;
   s.kv_.set_num_free_blocks(num_free_blocks);
-  s.pass_ = static_cast<std::int64_t>(in_flight.size());
-  s.results_ = 0;
+  restore_batches(engine, ends);
+  s.waiting_.clear();
+  for (auto i = static_cast<std::size_t>(num_running); i < requests.size(); ++i) {
+    s.slots_[i] = requests[i];
+    expect(s.slots_[i], ends[i]);
+    s.waiting_.push_back(static_cast<std::int32_t>(i));
+  }
 
   engine.inbox_.clear();
   engine.cancels_.clear();
-  engine.first_flight_ = engine.num_flights_ = 0;
   engine.events_.clear();
+  engine.wake_ = 0;
   engine.now_ = std::max<Picoseconds>(intake, 0);
   engine.clock_ = boundary;
   engine.intake_ = intake;
   engine.waiting_for_batch_ = waiting_for_batch;
   engine.stalled_ = false;
   engine.iterations_without_token_ = 0;
-  engine.livelock_limit_ = 1000;
-  engine.device_free_ = boundary;
-  for (const BatchInFlight& batch : in_flight) {
-    const bool first = engine.num_flights_ == 0;
-    Engine::InFlight& flight = engine.flight(engine.num_flights_);
-    flight.batch.features = batch.features;
-    flight.batch.entries.clear();
-    flight.batch.num_lockstep = 0;
-    flight.batch.pass = static_cast<std::int64_t>(engine.num_flights_++);
-    for (const Entry& entry : batch.entries) {
-      if (entry.request < 0) continue;
-      BatchEntry e;
-      e.slot = entry.request;
-      e.id = requests[static_cast<std::size_t>(entry.request)].id;
-      e.num_tokens = entry.num_tokens;
-      e.sample_index = entry.sample_index;
-      flight.batch.entries.push_back(e);
-    }
-    const StepTimeModel& model = engine.step_time_;
-    flight.start = first ? batch.start : engine.device_free_;
-    flight.end = flight.start;
-    if (batch.features.num_tokens > 0) {
-      flight.end += model.period(model.device_time(batch.features), s.config_.async_scheduling);
-    }
-    // The step was still running when the snapshot was taken.
-    if (first) flight.end = std::max(flight.end, taken_at);
-    engine.device_free_ = flight.end;
-  }
+  engine.livelock_limit_ = Engine::kLeastLivelockLimit;
 }
 
 }  // namespace simcluster

@@ -1,7 +1,6 @@
 // What an instance publishes about itself, and the way back to an engine.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -18,16 +17,17 @@ struct ExpectedEnd {
 // Everything needed to continue an instance exactly but the ends of its requests, the duration of the step in
 // flight and the blocks' identities. Source: VLLM_SCHEDULER.md section 9; restoring counts blocks only.
 struct Snapshot {
-  static constexpr std::uint32_t kVersion = 1;
+  static constexpr std::uint32_t kVersion = 2;
 
   struct Entry {
     std::int32_t request = -1;  // index into requests; -1: it has ended meanwhile
-    std::int64_t num_tokens = 0;
-    std::int64_t sample_index = -1;
+    std::int32_t num_tokens = 0;
+    std::int32_t sample_index = -1;
   };
   struct BatchInFlight {
     Picoseconds start = 0;
     StepFeatures features;
+    std::int64_t num_lockstep = 0;  // decodes that have no entry, in front of the entries
     std::vector<Entry> entries;
   };
 
@@ -42,17 +42,30 @@ struct Snapshot {
   std::int64_t last_prefill = 0;
   std::int64_t num_free_blocks = 0;
   std::int64_t num_running = 0;
-  // Running in order, then waiting in order; max_tokens and eos_at are blank, visible_max_tokens stands.
+  // Running in order, then waiting in order, as they are now; max_tokens is the visible one, eos_at is blank. One with
+  // `lockstep` set takes one token from every batch in flight after join_pass, and has no entries there; batches are
+  // counted from the oldest in flight, and -1 stands for any before it.
   std::vector<RequestState> requests;
+  std::vector<RequestDetail> details;  // of the requests
   std::vector<BatchInFlight> in_flight;
 
   static Snapshot capture(const Engine& engine);
+
+  // Put in lockstep whatever can be, so that restoring is cheap; the meaning stays.
+  void fold_decodes();
 
   // Continue on `engine`, whose configuration and believed step time stay. ends (n,) says how requests[i] is
   // expected to end; one that has already produced as much goes on for one token.
   // Throws std::invalid_argument for another layout version, another number of ends, or an engine that keeps block
   // identities (prefix caching or track_blocks).
   void restore(Engine& engine, const std::vector<ExpectedEnd>& ends) const;
+
+ private:
+  struct Fold;
+
+  bool rejoin(const Scheduler& scheduler, RequestState& request) const;
+  void restore_running(Engine& engine, const std::vector<ExpectedEnd>& ends) const;
+  void restore_batches(Engine& engine, const std::vector<ExpectedEnd>& ends) const;
 };
 
 }  // namespace simcluster

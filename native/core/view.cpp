@@ -93,7 +93,7 @@ std::int64_t InstanceView::decode_tokens_left() const {
     left += std::max<std::int64_t>((limit > 0 ? std::min(last, limit) : last) - delivered, 0);
   };
   for (const RequestState& r : snapshot_->requests) {
-    add(expected_end(r.id).output_tokens, r.visible_max_tokens, r.num_output_tokens);
+    add(expected_end(r.id).output_tokens, r.max_tokens, r.num_output_tokens);
   }
   if (overlay_) {
     for (const Dispatch& d : unseen_) add(end_of(d).output_tokens, d.max_tokens, 0);

@@ -66,7 +66,7 @@ void a_snapshot_hides_the_true_ends() {
   engine.advance_to(30 * kMs);
   const Snapshot shot = Snapshot::capture(engine);
   CHECK(shot.requests.size() == 3 && shot.num_running == 2);
-  for (const RequestState& r : shot.requests) CHECK(r.max_tokens == 0 && r.eos_at == 0);
+  for (const RequestState& r : shot.requests) CHECK(r.max_tokens == 40960 - r.num_prompt_tokens && r.eos_at == 0);
 }
 
 void what_cannot_be_restored_is_refused() {
