@@ -6,6 +6,7 @@ DIR/summary.json              all policies, as `run --json` prints
 DIR/POLICY/manifest.json      resolved scenario, versions, hashes, assumptions
 DIR/POLICY/requests.parquet   one row per request
 DIR/POLICY/decisions.parquet  one row per decision
+DIR/POLICY/estimates.parquet  one row per estimate of a TTFT, if something was estimated
 DIR/POLICY/instances.parquet  time series of the instances
 DIR/POLICY/summary.json       this policy's metrics
 """
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq
 
 from simcluster.errors import ConfigError
 
-__all__ = ["DECISIONS", "INSTANCES", "REQUESTS", "output_folder", "write_json", "write_run"]
+__all__ = ["DECISIONS", "ESTIMATES", "INSTANCES", "REQUESTS", "output_folder", "write_json", "write_run"]
 
 _TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
 
@@ -70,6 +71,13 @@ DECISIONS = pa.schema(
         ("margin", _FLOAT),
         ("candidate_ttft_s", pa.list_(_FLOAT)),
         ("candidate_score", pa.list_(_FLOAT)),
+    ]
+)
+ESTIMATES = pa.schema(
+    [
+        ("request_id", _TEXT),
+        ("estimator", _TEXT),
+        ("predicted_ttft_s", _FLOAT),  # null: without bound
     ]
 )
 INSTANCES = pa.schema(

@@ -30,6 +30,7 @@ class Request:
         prefix_hashes: hashes of the prompt's leading blocks, or None.
         session_id: conversation, or None.
         prefix_block_size: prompt tokens that one hash covers; 0 without hashes.
+        predicted_quality: (j,) expected quality of the answer, 0 to 1; None where nobody predicts it.
     """
 
     index: int
@@ -43,6 +44,7 @@ class Request:
     prefix_hashes: IntArray | None = None
     session_id: str | None = None
     prefix_block_size: int = 0
+    predicted_quality: FloatArray | None = None
     _columns: "RequestColumns | None" = field(default=None, init=False, repr=False, compare=False)
 
     def __getattr__(self, name: str) -> Any:
@@ -135,7 +137,7 @@ class RequestColumns:
         raise AttributeError(f"a request has no {name!r}")
 
 
-_PER_INSTANCE = frozenset({"prompt_tokens", "predicted_output_tokens", "predicted_utility"})
+_PER_INSTANCE = frozenset({"prompt_tokens", "predicted_output_tokens", "predicted_quality", "predicted_utility"})
 _NUMBERS = frozenset({"max_tokens", "priority", "slo_ttft_ps"})
 
 

@@ -187,6 +187,10 @@ class Output(_Model):
 
     decisions: Literal["winner", "full", "off"] = "winner"
     sample_interval_s: Annotated[float, Field(ge=1e-3, le=1e6)] = Field(1.0, description="time series of the instances")
+    estimators: list[_Text] = Field(
+        default_factory=list,
+        description="TTFT estimators to score at every decision without letting them decide: sfs, throughput, lps, ...",
+    )
 
 
 class Scenario(_Model):
@@ -311,6 +315,7 @@ def override(
     rate_scale: float | None = None,
     seed: int | None = None,
     decisions: str | None = None,
+    estimators: list[str] | None = None,
 ) -> Scenario:
     """Replace fields of a scenario by options of the command line, under the same rules.
 
@@ -328,6 +333,8 @@ def override(
         data["seed"] = seed
     if decisions is not None:
         data["output"]["decisions"] = decisions
+    if estimators is not None:
+        data["output"]["estimators"] = estimators
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:

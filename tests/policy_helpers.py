@@ -101,13 +101,15 @@ def make_request(
     prompt: int = 100,
     output: int = 10,
     utility: Sequence[float] | None = None,
+    quality: Sequence[float] | None = None,
     target_ms: float | None = None,
     blocks: Sequence[int] | None = None,
     block: int = 16,
     session: str | None = None,
     arrival: int = 0,
 ) -> Request:
-    """Return a request; `blocks` are its prefix hashes, one for every `block` tokens begun."""
+    """Return a request; `blocks` are its prefix hashes, one for every `block` tokens begun; no quality: as utility."""
+    quality = quality or utility
     return Request(
         index=index,
         arrival_ps=arrival,
@@ -117,6 +119,7 @@ def make_request(
         slo_ttft_ps=-1 if target_ms is None else round(target_ms * MS),
         predicted_output_tokens=np.full(count, output, dtype=np.int64),
         predicted_utility=np.zeros(count) if utility is None else np.array(utility, dtype=np.float64),
+        predicted_quality=np.zeros(count) if quality is None else np.array(quality, dtype=np.float64),
         prefix_hashes=None if blocks is None else np.array(blocks, dtype=np.int64),
         session_id=session,
         prefix_block_size=0 if blocks is None else block,

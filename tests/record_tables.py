@@ -19,6 +19,7 @@ class Row:
     scheduled: float | None = None
     first: float | None = None
     end: float | None = None
+    prompt: int = 1
     tokens: int = 1
     status: str = "finished"
     reason: str = "stop"
@@ -63,7 +64,7 @@ def _record(number: int, row: Row) -> dict[str, Any]:
         "ttft_s": _after(row, row.first),
         "tpot_s": tpot,
         "e2e_s": _after(row, row.end) if done else None,
-        "prompt_tokens": 1,
+        "prompt_tokens": row.prompt,
         "output_tokens": row.tokens,
         "cached_tokens": 0,
         "num_preemptions": row.preemptions,

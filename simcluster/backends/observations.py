@@ -7,7 +7,6 @@ from typing import Any
 from simcluster import _native
 from simcluster.backends.ledger import Ledger
 from simcluster.request import IntArray, Request
-from simcluster.routers.base import Router
 from simcluster.units import PS_PER_S
 
 __all__ = ["Observations"]
@@ -28,7 +27,7 @@ class Observations:
     known, and they are sorted by instant, kind and request.
     """
 
-    def __init__(self, ledger: Ledger, routers: Sequence[Router]) -> None:
+    def __init__(self, ledger: Ledger, routers: Sequence[object]) -> None:
         self._ledger = ledger
         self._dispatch = [_method(router, "observe_dispatch") for router in routers]
         self._tell = [(_method(router, "observe_first_token"), _method(router, "observe_end")) for router in routers]
@@ -70,6 +69,6 @@ class Observations:
                 on_first_token(request, instance, (seen_ps - arrival_ps) / PS_PER_S)
 
 
-def _method(router: Router, name: str) -> Callable[..., Any] | None:
+def _method(router: object, name: str) -> Callable[..., Any] | None:
     method: Callable[..., Any] | None = getattr(router, name, None)
     return method

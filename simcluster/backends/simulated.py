@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 import simpy
@@ -23,13 +24,15 @@ from simcluster.backends.followups import FollowUps
 from simcluster.backends.instances import SimulatedInstance, oracle_columns
 from simcluster.backends.ledger import Ledger
 from simcluster.backends.observations import Observations
+from simcluster.backends.predictions import Predictions
 from simcluster.errors import SimulationError
 from simcluster.request import Request, RequestColumns
 from simcluster.rng import Stream, generator
-from simcluster.routers import base_policy, build_router
+from simcluster.routers import base_policy, build_router, build_shadow
 from simcluster.routers.base import SHED, ClusterView, OracleView, Router
 from simcluster.routers.objective import TieBreaker
 from simcluster.routers.settings import RouterSettings
+from simcluster.routers.shadow import Shadow
 from simcluster.scenario import Scenario
 from simcluster.units import ps_from_seconds
 from simcluster.world import World
@@ -50,11 +53,16 @@ class _Order(IntEnum):
 
 @dataclass(slots=True)
 class _Replica:
-    """One router with its own view of every instance."""
+    """One router with its own view of every instance, and the estimators beside it."""
 
     number: int
     router: Router
+    shadow: Shadow
     views: list[_native.InstanceView]
+
+    @property
+    def needs_view(self) -> bool:
+        return self.router.needs_view or self.shadow.needs_view
 
 
 @dataclass(slots=True)
@@ -75,6 +83,7 @@ class SimulatedCluster:
     on_progress: Callable[[int], None] = lambda _: None
     build_engine: EngineFactory = _native.Engine
     ledger: Ledger = field(init=False)
+    predictions: Predictions = field(init=False)
     interrupted: bool = field(init=False, default=False)
     decision_time_ns: int = field(init=False, default=0)
     _is_oracle: bool = field(init=False)
@@ -96,7 +105,9 @@ class SimulatedCluster:
         self._instances = [SimulatedInstance(self.world, j, self.build_engine) for j in range(count)]
         self._replicas = list(self._build_replicas())
         self.ledger = Ledger(self.world, self.scenario.output.decisions)
-        self._observations = Observations(self.ledger, [replica.router for replica in self._replicas])
+        beside = self._replicas[0].shadow.names
+        self.predictions = Predictions(self.policy, beside, len(self.world.known))
+        self._observations = Observations(self.ledger, [each.shadow.listener(each.router) for each in self._replicas])
         self._followups = FollowUps(self.world, self.ledger)
         self._env = simpy.Environment(initial_time=0)
         self._stop = simpy.Event(self._env)
@@ -105,6 +116,10 @@ class SimulatedCluster:
     def engines(self) -> list[Engine]:
         """The engines of the instances."""
         return [instance.engine for instance in self._instances]
+
+    def reports(self) -> list[dict[str, Any]]:
+        """What the routers tell about the run, one entry per router that tells something."""
+        return [each.router.report() for each in self._replicas if hasattr(each.router, "report")]
 
     # -- the main loop
 
@@ -183,7 +198,7 @@ class SimulatedCluster:
             self._advance()
             self._collect()
             self._observations.deliver(replica.number, self._now)
-        if router.needs_view:
+        if replica.needs_view:
             self._refresh_before(replica)
         view = (OracleView if self._is_oracle else ClusterView)(
             self._now,
@@ -196,6 +211,8 @@ class SimulatedCluster:
         self.decision_time_ns += time.perf_counter_ns() - before
         self.ledger.record_decision(request, decision, view, router.needs_view)
         self._sent += 1
+        beside = replica.shadow.predict(request, view, decision.instance) if decision.instance != SHED else ()
+        self.predictions.record(index, decision, beside)
         if decision.instance != SHED:
             self._dispatch(replica, decision.instance, request, self._now + view.router_delay_ps)
         else:
@@ -237,7 +254,7 @@ class SimulatedCluster:
         chosen = self._instances[j]
         chosen.engine.advance_to(self._now)
         chosen.submit(request, sent_ps)
-        if replica.router.needs_view:
+        if replica.needs_view:
             self._record_dispatch(replica, j, request, sent_ps)
         self._observations.sent(replica.number, request, j)
         if self._followups:
@@ -290,7 +307,8 @@ class SimulatedCluster:
             if oracle:  # all routers of the oracle know everything
                 shared = shared or views
                 views = shared
-            yield _Replica(number, build_router(self.policy, settings), views)
+            beside = [] if oracle else [name for name in self.scenario.output.estimators if name != self.policy]
+            yield _Replica(number, build_router(self.policy, settings), build_shadow(beside, settings), views)
 
     def _refresh_before(self, replica: _Replica) -> None:
         """Refresh a view at a decision, if it is refreshed at every decision."""
@@ -309,7 +327,7 @@ class SimulatedCluster:
     def _schedule_refresh(self) -> None:
         """Plan the first capture of snapshots, unless views are always fresh or nobody looks at them."""
         routing = self.scenario.routing
-        if self._is_oracle or not self._replicas[0].router.needs_view:
+        if self._is_oracle or not self._replicas[0].needs_view:
             return
         delay = ps_from_seconds(routing.publish_delay_s)
         interval = ps_from_seconds(routing.refresh_interval_s)

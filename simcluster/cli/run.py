@@ -26,8 +26,9 @@ from rich.text import Text
 from simcluster.experiment.build import build_world
 from simcluster.experiment.run import EngineName, PolicyRun, engine_factory, run_policies
 from simcluster.records import output_folder
+from simcluster.report.estimator_tables import estimator_table
 from simcluster.report.tables import comparison, composition_table, footnotes
-from simcluster.routers import check_policy, located
+from simcluster.routers import check_estimator, check_policy, located, split_list
 from simcluster.scenario import Scenario, load_scenario, override
 from simcluster.units import PS_PER_S
 from simcluster.world import World
@@ -51,6 +52,10 @@ def run(
         Literal["winner", "full", "off"] | None,
         typer.Option(help="How much of each decision to keep."),
     ] = None,
+    estimators: Annotated[
+        str | None,
+        typer.Option(help="Score these TTFT estimators too, without letting them decide: sfs,throughput,lps."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write a run directory here.")] = None,
     engine: Annotated[
         EngineName,
@@ -72,14 +77,26 @@ def run(
 
     * `simcluster run quickstart -p power_of_two:load=tokens -p 'admission(sfs)' -p my_policy.py:MyRouter`
 
+    * `simcluster run quickstart -p smallest --estimators sfs,throughput,lps:window_s=30`
+
     * `simcluster run quickstart --trace my_trace.parquet --json`
     """
     loaded, path = load_scenario(scenario)
     policy = policy or [located(name, path.parent) for name in loaded.routing.policies]
-    loaded = override(loaded, policies=policy, trace=trace, rate_scale=rate_scale, seed=seed, decisions=decisions)
+    loaded = override(
+        loaded,
+        policies=policy,
+        trace=trace,
+        rate_scale=rate_scale,
+        seed=seed,
+        decisions=decisions,
+        estimators=None if estimators is None else list(dict.fromkeys(split_list(estimators))),
+    )
     policies = list(dict.fromkeys(loaded.routing.policies))
     for name in policies:
         check_policy(name)
+    for name in loaded.output.estimators:
+        check_estimator(name)
     console = Console(stderr=True)
     with output_folder(out):
         world = build_world(loaded, path)
@@ -112,6 +129,9 @@ def _print_tables(scenario: Scenario, world: World, runs: list[PolicyRun], quiet
     names = [spec.name for spec in world.instances]
     if len(names) <= _MOST_NAMED:
         parts.append(composition_table(summaries, names))
+    scores = estimator_table(summaries)
+    if scores is not None:
+        parts.append(scores)
     if not quiet:
         parts.append(footnotes("read this as:", _remarks(world, runs)))
     for part in parts:
@@ -125,9 +145,32 @@ def _remarks(world: World, runs: list[PolicyRun]) -> list[str]:
     return [
         f"window {first['window_s'][0]:.1f} to {first['window_s'][1]:.1f} s under {runs[0].policy}; percentiles: "
         f"{first['percentile_method']}; on-time utility: paper eq. 4, {world.cost_weight:g} per micro-dollar",
+        *_regrets(runs),
+        *_reports(runs),
         *world.notes,
         *world.assumptions,
     ]
+
+
+def _regrets(runs: list[PolicyRun]) -> list[str]:
+    """Say what the oracle got more, or that it did not run, if some policy predicts."""
+    known = {run.policy: run.summary["regret"] for run in runs if run.summary["regret"] and run.policy != "oracle"}
+    if known:
+        parts = [f"{policy} {each['on_time_utility']:.4f}" for policy, each in known.items()]
+        return [f"regret against the oracle, on-time utility per request: {', '.join(parts)}"]
+    if any(run.summary["estimators"] for run in runs):
+        return ["no regret is shown: the oracle is not among the policies"]
+    return []
+
+
+def _reports(runs: list[PolicyRun]) -> list[str]:
+    """Repeat what policies tell about their runs, one line per router."""
+    lines = []
+    for item in runs:
+        for report in item.summary["policy_reports"]:
+            parts = [f"{key} {value:.4g}" for key, value in report.items() if isinstance(value, int | float)]
+            lines.append(f"{item.policy}: {', '.join(parts)}")
+    return lines
 
 
 class _Rate(ProgressColumn):

@@ -150,6 +150,7 @@ def _make_request(
         slo_ttft_ps=-1 if target_s is None else round(target_s * PS_PER_S),
         predicted_output_tokens=np.full(count, 100, dtype=np.int64),
         predicted_utility=quality,
+        predicted_quality=quality,
         prefix_hashes=hashes,
         session_id=f"session-{group}",
         prefix_block_size=64,

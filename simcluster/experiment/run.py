@@ -20,9 +20,11 @@ from simcluster.backends.base import EngineFactory
 from simcluster.backends.simulated import SimulatedCluster
 from simcluster.backends.vllm_engine import vllm_engine_factory
 from simcluster.backends.vllm_setup import vllm_version
-from simcluster.experiment.tables import decisions_table, instances_table, requests_table
+from simcluster.experiment.tables import decisions_table, estimates_table, instances_table, requests_table
 from simcluster.records import write_json, write_run
-from simcluster.report.metrics import measured_window, summarise
+from simcluster.report.estimators import score_estimates
+from simcluster.report.metrics import Window, measured_window, summarise
+from simcluster.report.regret import regret
 from simcluster.routers import base_policy, folder_names
 from simcluster.scenario import Scenario
 from simcluster.units import PS_PER_S
@@ -92,6 +94,11 @@ def run_policies(
             write_json(out / "summary.json", {"policies": {run.policy: run.summary for run in runs}})
         if run.summary["interrupted"]:
             break
+    _add_regrets(runs)
+    if out is not None:
+        for run in runs:
+            write_json(out / folders[run.policy] / "summary.json", run.summary)
+        write_json(out / "summary.json", {"policies": {run.policy: run.summary for run in runs}})
     return runs
 
 
@@ -118,13 +125,15 @@ def run_policy(
     tables = {"requests": requests_table(ledger), "instances": instances_table(ledger)}
     if scenario.output.decisions != "off":
         tables["decisions"] = decisions_table(ledger)
+    estimates = estimates_table(ledger, cluster.predictions)
+    if estimates is not None:
+        tables["estimates"] = estimates
     return PolicyRun(policy, _summary(scenario, cluster, tables), tables, _manifest(scenario, world, policy, engine))
 
 
 def _summary(scenario: Scenario, cluster: SimulatedCluster, tables: dict[str, pa.Table]) -> dict[str, Any]:
     ledger, measure = cluster.ledger, scenario.measure
-    requests = pl.from_arrow(tables["requests"])
-    assert isinstance(requests, pl.DataFrame)
+    requests = _frame(tables["requests"])
     stopped_early = cluster.interrupted or (measure.horizon_s is None and not measure.drain)
     window = measured_window(
         requests,
@@ -137,8 +146,30 @@ def _summary(scenario: Scenario, cluster: SimulatedCluster, tables: dict[str, pa
     summary["interrupted"] = cluster.interrupted
     summary["needs_truth"] = base_policy(cluster.policy) == "oracle"
     summary["prefix_cache"] = _prefix_cache(cluster)
+    summary["estimators"] = (
+        score_estimates(requests, _frame(tables["estimates"]), window) if "estimates" in tables else None
+    )
+    summary["regret"] = None
+    summary["policy_reports"] = cluster.reports()
     summary["mean_decision_us"] = cluster.decision_time_ns / max(ledger.num_sent, 1) / 1e3
     return summary
+
+
+def _frame(table: pa.Table) -> pl.DataFrame:
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _add_regrets(runs: list[PolicyRun]) -> None:
+    """Compare every policy with the oracle, if that is among them and was not cut short."""
+    best = next((run for run in runs if run.policy == "oracle" and not run.summary["interrupted"]), None)
+    if best is None:
+        return
+    oracle = _frame(best.tables["requests"])
+    for run in runs:
+        window = Window(*run.summary["window_s"])
+        run.summary["regret"] = regret(_frame(run.tables["requests"]), oracle, window)
 
 
 def _prefix_cache(cluster: SimulatedCluster) -> dict[str, Any]:

@@ -6,12 +6,13 @@ import numpy as np
 import pyarrow as pa
 
 from simcluster.backends.ledger import NEVER, Ledger, Status
-from simcluster.records import DECISIONS, INSTANCES, REQUESTS
+from simcluster.backends.predictions import Predictions
+from simcluster.records import DECISIONS, ESTIMATES, INSTANCES, REQUESTS
 from simcluster.request import FloatArray, IntArray
 from simcluster.routers.base import SHED
 from simcluster.units import PS_PER_NS, PS_PER_S
 
-__all__ = ["decisions_table", "instances_table", "requests_table"]
+__all__ = ["decisions_table", "estimates_table", "instances_table", "requests_table"]
 
 
 def _ns(ps: IntArray) -> pa.Array:
@@ -108,6 +109,23 @@ def _value(value: float) -> float | None:
 def _finite(values: FloatArray | None, j: int) -> float | None:
     """Return a candidate's value; None where there is none."""
     return None if values is None or j == SHED else _value(values[j])
+
+
+def estimates_table(ledger: Ledger, predictions: Predictions) -> pa.Table | None:
+    """Return one row per estimator and request that it predicted, by estimator; None without any."""
+    ids: list[Any] = []
+    names: list[str] = []
+    values: list[FloatArray] = []
+    for name, column in predictions.columns.items():
+        rows = np.flatnonzero(~np.isnan(column))
+        ids += ledger.world.request_id[rows].tolist()
+        names += [name] * len(rows)
+        values.append(column[rows])
+    if not names:
+        return None
+    predicted = np.concatenate(values)
+    columns = [ids, names, pa.array(predicted, mask=np.isinf(predicted))]
+    return pa.table(columns, schema=ESTIMATES)
 
 
 def instances_table(ledger: Ledger) -> pa.Table:

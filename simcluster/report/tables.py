@@ -7,16 +7,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["comparison", "composition_table", "footnotes"]
+__all__ = ["comparison", "composition_table", "footnotes", "number", "policy_table"]
 
 _MISSING = "-"
 
 
-def _number(value: float | None, digits: int, scale: float = 1.0) -> str:
+def number(value: float | None, digits: int, scale: float = 1.0) -> str:
+    """Return a number as text; a dash where there is none."""
     return _MISSING if value is None else f"{value * scale:,.{digits}f}"
 
 
-def _table(title: str) -> Table:
+def policy_table(title: str) -> Table:
     """Return an empty table with a column for the policy."""
     table = Table(
         title=title,
@@ -31,7 +32,7 @@ def _table(title: str) -> Table:
 
 def comparison(policies: dict[str, dict[str, Any]], title: str) -> Table:
     """Return one row per policy."""
-    table = _table(title)
+    table = policy_table(title)
     for heading in (
         "finished",
         "rejected\nfail/unfin",
@@ -54,15 +55,15 @@ def comparison(policies: dict[str, dict[str, Any]], title: str) -> Table:
             name + (" (stopped)" if summary.get("interrupted") else ""),
             f"{counts['finished']:,}",
             lost,
-            _number(summary["ttft_s"]["p50"], 1, 1e3),
-            _number(summary["ttft_s"]["p99"], 1, 1e3),
-            _number(summary["tpot_s"]["p50"], 2, 1e3),
-            _number(summary["e2e_s"]["p50"], 2),
-            _number(summary["slo_attainment"], 1, 100),
-            _number(summary["on_time_utility"], 4),
-            _number(summary["share_negative_utility"], 1, 100),
-            _number(summary["goodput_rps"], 2),
-            _number(summary["cost"]["token_cost_micro_usd_mean"], 0),
+            number(summary["ttft_s"]["p50"], 1, 1e3),
+            number(summary["ttft_s"]["p99"], 1, 1e3),
+            number(summary["tpot_s"]["p50"], 2, 1e3),
+            number(summary["e2e_s"]["p50"], 2),
+            number(summary["slo_attainment"], 1, 100),
+            number(summary["on_time_utility"], 4),
+            number(summary["share_negative_utility"], 1, 100),
+            number(summary["goodput_rps"], 2),
+            number(summary["cost"]["token_cost_micro_usd_mean"], 0),
             style="bold green" if name == best else None,
         )
     return table
@@ -81,7 +82,7 @@ def _best(policies: dict[str, dict[str, Any]]) -> str | None:
 def composition_table(policies: dict[str, dict[str, Any]], instances: list[str]) -> Table:
     """Return where each policy sent what: shares of each task by instance."""
     groups = dict.fromkeys(group for summary in policies.values() for group in summary["composition"])
-    table = _table(f"where requests went: % on {' / '.join(instances)}")
+    table = policy_table(f"where requests went: % on {' / '.join(instances)}")
     for group in groups:
         table.add_column(group, justify="right", no_wrap=True)
     for name, summary in policies.items():

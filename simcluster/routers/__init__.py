@@ -1,6 +1,6 @@
 """Routing policies: pure, synchronous, without I/O. The same objects decide in simulation and live."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from simcluster.errors import ConfigError
@@ -18,6 +18,7 @@ from simcluster.routers.baselines import (
     ShortestQueue,
     Smallest,
 )
+from simcluster.routers.estimators import Estimator, LpsEstimator, SfsEstimator, ThroughputEstimator
 from simcluster.routers.load import (
     EwmaLatency,
     LeastKv,
@@ -27,16 +28,29 @@ from simcluster.routers.load import (
     VllmDp,
     WeightedRandom,
 )
-from simcluster.routers.names import PolicyName, arguments, base_policy, folder_names, located, parse, suggestion
+from simcluster.routers.ml_latency import MlEstimator, MlLatency
+from simcluster.routers.names import (
+    PolicyName,
+    arguments,
+    base_policy,
+    folder_names,
+    located,
+    parse,
+    split_list,
+    suggestion,
+)
 from simcluster.routers.objective import TieBreaker, choose_best
 from simcluster.routers.predictive import Lps, Throughput, sfs
+from simcluster.routers.quality_threshold import QualityThreshold
 from simcluster.routers.scorers import KvCost, WeightedScorers
 from simcluster.routers.settings import RouterSettings
 from simcluster.routers.sfs import Oracle
+from simcluster.routers.shadow import Shadow
 from simcluster.routers.user import UserPolicy, entry_point_names, load_class
 from simcluster.routers.wrappers import Admission, Epsilon
 
 __all__ = [
+    "ESTIMATORS",
     "POLICIES",
     "SHED",
     "WRAPPERS",
@@ -48,11 +62,14 @@ __all__ = [
     "TieBreaker",
     "base_policy",
     "build_router",
+    "build_shadow",
+    "check_estimator",
     "check_policy",
     "choose_best",
     "entry_point_names",
     "folder_names",
     "located",
+    "split_list",
 ]
 
 POLICIES: dict[str, Callable[..., Router]] = {
@@ -74,10 +91,12 @@ POLICIES: dict[str, Callable[..., Router]] = {
     "kv_cost": KvCost,
     "latency_agnostic": LatencyAgnostic,
     "cheapest": Cheapest,
+    "quality_threshold": QualityThreshold,
     "largest": Largest,
     "smallest": Smallest,
     "throughput": Throughput,
     "lps": Lps,
+    "ml_latency": MlLatency,
     "sfs": sfs,
     "oracle": Oracle,
     "always_busiest": AlwaysBusiest,
@@ -86,6 +105,45 @@ WRAPPERS: dict[str, Callable[..., Router]] = {
     "admission": Admission,
     "epsilon": Epsilon,
 }
+ESTIMATORS: dict[str, Callable[..., Estimator]] = {
+    "sfs": SfsEstimator,
+    "throughput": ThroughputEstimator,
+    "lps": LpsEstimator,
+    "ml_latency": MlEstimator,
+}
+
+
+def build_shadow(names: Sequence[str], settings: RouterSettings) -> Shadow:
+    """Build estimators that are asked at every decision without deciding.
+
+    Args:
+        names: as users write them: NAME or NAME:key=value,...
+        settings: those of the router beside which they stand.
+
+    Raises:
+        ConfigError: an estimator or a parameter is unknown or not allowed.
+    """
+    return Shadow(names, [_build_estimator(name, settings) for name in names])
+
+
+def _build_estimator(text: str, settings: RouterSettings) -> Estimator:
+    name = parse(text)
+    factory = ESTIMATORS.get(name.base)
+    if factory is None or name.inner is not None:
+        raise ConfigError(f"estimator {text!r} is unknown; {suggestion(name.base, ESTIMATORS)}")
+    try:
+        return factory(settings, **arguments(factory, name, "estimator"))
+    except ValueError as error:
+        raise ConfigError(f"estimator {text!r}: {error}") from None
+
+
+def check_estimator(text: str) -> None:
+    """Make sure that an estimator exists and that its parameters are allowed.
+
+    Raises:
+        ConfigError: it does not, or they are not.
+    """
+    _build_estimator(text, _PROBE)
 
 
 def build_router(policy: str, settings: RouterSettings) -> Router:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -11,7 +11,17 @@ from simcluster.instance import InstanceSpec
 from simcluster.request import FloatArray, IntArray, Request
 from simcluster.units import PS_PER_S
 
-__all__ = ["NONE_HEALTHY", "SHED", "ClusterView", "Decision", "Observer", "OracleView", "Router", "estimate_ttft"]
+__all__ = [
+    "NONE_HEALTHY",
+    "SHED",
+    "ClusterView",
+    "Decision",
+    "Observer",
+    "OracleView",
+    "Reporter",
+    "Router",
+    "estimate_ttft",
+]
 
 SHED: Final = -1  # as a decision's instance: turn the request away
 NONE_HEALTHY: Final = "none_healthy"  # as a decision's reason: no instance is healthy, this one is the least bad
@@ -106,7 +116,7 @@ class Decision:
 
 
 class Router(Protocol):
-    """Decides where a request goes; it may also have methods of `Observer`."""
+    """Decides where a request goes; it may also have methods of `Observer` and `Reporter`."""
 
     @property
     def needs_view(self) -> bool:
@@ -116,6 +126,13 @@ class Router(Protocol):
     def route(self, request: Request, view: ClusterView) -> Decision:
         """Choose an instance for a request."""
         ...
+
+
+class Reporter(Protocol):
+    """What a router can tell about its run; optional."""
+
+    def report(self) -> dict[str, Any]:
+        """Return plain data for the summary of the run, as JSON can hold it."""
 
 
 class Observer(Protocol):

@@ -178,7 +178,7 @@ def parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in signature.parameters.items() if p.default is not p.empty and name != "settings"}
 
 
-def arguments(factory: Callable[..., Any], name: PolicyName) -> dict[str, Any]:
+def arguments(factory: Callable[..., Any], name: PolicyName, kind: str = "policy") -> dict[str, Any]:
     """Read the parameters that a user gave.
 
     Raises:
@@ -188,11 +188,11 @@ def arguments(factory: Callable[..., Any], name: PolicyName) -> dict[str, Any]:
     found = {}
     for key, text in name.given.items():
         if key not in known:
-            raise ConfigError(f"policy {name.text!r}: {name.base} has no parameter {key!r}; {suggestion(key, known)}")
+            raise ConfigError(f"{kind} {name.text!r}: {name.base} has no parameter {key!r}; {suggestion(key, known)}")
         try:
             found[key] = _value(text, known[key])
         except ValueError as error:
-            raise ConfigError(f"policy {name.text!r}: {key} = {text}; must be {error}") from None
+            raise ConfigError(f"{kind} {name.text!r}: {key} = {text}; must be {error}") from None
     return found
 
 

@@ -22,7 +22,7 @@ class _Wrapper:
         self._rng = settings.rng
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        if not name.startswith("observe_"):
+        if not name.startswith("observe_") and name != "report":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         method: Callable[..., None] = getattr(self._inner, name)
         return method

@@ -120,7 +120,7 @@ def test_a_run_directory_holds_what_it_promises_and_can_be_written_again(cli: Cl
         assert cli("run", "s.yaml", "--out", "deep/d").code == 0
         tables = {f"{name}.parquet" for name in ("requests", "decisions", "instances")}
         of_policy = {"manifest.json", "summary.json"} | tables
-        promised = {"summary.json", "round_robin", "sfs"}
+        promised = {"summary.json", "round_robin", "sfs", "sfs/estimates.parquet"}
         promised |= {f"{policy}/{name}" for policy in ("round_robin", "sfs") for name in of_policy}
         assert files_in(tmp_path / "deep/d") == promised
     manifest = json.loads((tmp_path / "deep/d/sfs/manifest.json").read_text())

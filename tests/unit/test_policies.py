@@ -29,6 +29,9 @@ VARIANTS = [
     "sfs:cut=residual",
     "throughput:cut=residual,margin=0.8",
     "admission(throughput)",
+    "ml_latency:first=40,every=60",
+    "ml_latency:first=40,cut=residual,start=random",
+    "quality_threshold:threshold=0.6",
 ]
 
 
@@ -128,9 +131,23 @@ CHANGES: dict[tuple[str, str], str] = {
     ("lps", "arrival_rate"): "4.9",
     ("lps", "ca2"): "100",
     ("lps", "cs2"): "100",
+    ("ml_latency", "margin"): "0.2",
+    ("ml_latency", "cut"): "residual",
+    ("ml_latency", "start"): "random",
+    ("ml_latency", "first"): "20",
+    ("ml_latency", "every"): "20",
+    ("ml_latency", "keep"): "30",
+    ("quality_threshold", "threshold"): "0.9",
+    ("quality_threshold", "share"): "0.1",
+    ("quality_threshold", "first"): "5",
     ("epsilon", "p"): "0.5",
 }
 BESIDE = {  # what must be set too, for the parameter to bind
+    ("ml_latency", "margin"): "first=40,",
+    ("ml_latency", "cut"): "first=40,margin=0.2,",
+    ("ml_latency", "start"): "first=40,",
+    ("ml_latency", "every"): "first=40,margin=0.2,",
+    ("ml_latency", "keep"): "first=40,every=60,margin=0.2,",
     ("weighted_scorers", "token_threshold"): "token_load=5,",
     ("cache_aware", "balance_rel_threshold"): "balance_abs_threshold=2,",
 }
