@@ -48,7 +48,8 @@ void add_request(Snapshot& s, const RequestRow& row) {
   r.num_output_tokens = count_of(row[2]);
   r.max_tokens = d.visible_max_tokens = count_of(row[3]);
   r.num_computed_tokens = count_of(row[4]);
-  r.num_output_placeholders = static_cast<std::int16_t>(count_of(row[5]));
+  if (row[5] < 0 || row[5] > 2) throw std::invalid_argument("a request has 0 to 2 placeholders");
+  r.num_output_placeholders = static_cast<std::int8_t>(row[5]);
   r.num_inflight_tokens = count_of(row[6]);
   r.num_stale_tokens = count_of(row[7]);
   r.num_sampled_tokens = count_of(row[8]);

@@ -137,6 +137,13 @@ void Engine::launch(InFlight& flight) {
   }
 }
 
+void Engine::tell_evictions() {
+  for (const Outcome& o : preempted_) emit(EventKind::preempted, o.id, clock_, o.num_output_tokens);
+  for (const Outcome& o : failed_) emit(EventKind::failed, o.id, clock_, o.num_output_tokens, o.reason);
+  preempted_.clear();
+  failed_.clear();
+}
+
 void Engine::iterate() {
   take_inputs();
   bool changed = true;
@@ -145,9 +152,11 @@ void Engine::iterate() {
     InFlight& next = flight(num_flights_++);
     scheduler_.schedule(next.batch, before, preempted_, failed_);
     launch(next);
-    for (const Outcome& o : preempted_) emit(EventKind::preempted, o.id, clock_, o.num_output_tokens);
-    for (const Outcome& o : failed_) emit(EventKind::failed, o.id, clock_, o.num_output_tokens, o.reason);
-    changed = !next.batch.empty() || !preempted_.empty() || !failed_.empty();
+    changed = !next.batch.empty();
+    if (!preempted_.empty() || !failed_.empty()) {
+      tell_evictions();
+      changed = true;
+    }
     const bool room = num_flights_ < depth();
     if (room && (!next.batch.empty() || scheduler_.has_requests())) return;
   }
@@ -171,6 +180,7 @@ void Engine::process_results() {
     if (options_.record_tokens) emit(EventKind::token, r.id, clock_, r.num_output_tokens);
     if (r.reason != EndReason::none) emit(EventKind::finished, r.id, clock_, r.num_output_tokens, r.reason);
   }
+  results_.clear();
   if (delivered) {
     iterations_without_token_ = 0;
     livelock_limit_ = kLeastLivelockLimit;
@@ -203,14 +213,14 @@ void Engine::fail_livelock() const {
                       " iterations; requests without progress: " + ids);
 }
 
-bool Engine::advance_once(Picoseconds limit) {
-  if (waiting_for_batch_) {
-    if (flight(0).end > limit) return false;
-    if (!jump(limit)) process_results();
-    return true;
-  }
+Picoseconds Engine::next_input() const {
+  const Picoseconds next = inbox_.empty() ? kNever : inbox_.front().at;
+  return cancels_.empty() ? next : std::min(next, cancels_.front().at);
+}
+
+bool Engine::start_iteration(Picoseconds limit) {
   Picoseconds at = clock_;
-  if (stalled_ || (!scheduler_.has_requests() && num_flights_ == 0)) {
+  if (idle()) {
     const Picoseconds next = next_input();
     if (next == kNever) {
       if (stalled_) fail_livelock();
@@ -221,23 +231,29 @@ bool Engine::advance_once(Picoseconds limit) {
   if (at >= limit) return false;
   clock_ = at;
   stalled_ = false;
-  iterate();
   return true;
 }
 
-Picoseconds Engine::next_input() const {
-  const Picoseconds next = inbox_.empty() ? kNever : inbox_.front().at;
-  return cancels_.empty() ? next : std::min(next, cancels_.front().at);
-}
-
-void Engine::work_until(Picoseconds t) {
+Engine::Told Engine::work(Picoseconds limit, bool until_told) {
+  const std::size_t told = events_.size();
   wake_ = 0;
-  while (advance_once(t)) {
-  }
-  if (waiting_for_batch_) {
-    wake_ = flight(0).end;
-  } else if (stalled_ || (!scheduler_.has_requests() && num_flights_ == 0)) {
-    wake_ = std::max(clock_, next_input()) + 1;
+  for (;;) {
+    const bool results = waiting_for_batch_;
+    if (results) {
+      if (flight(0).end > limit) {
+        wake_ = flight(0).end;
+        return Told::nothing;
+      }
+      if (may_jump(limit) && jump(limit)) continue;
+      process_results();
+    } else {
+      if (!start_iteration(limit)) {
+        if (idle()) wake_ = std::max(clock_, next_input()) + 1;
+        return Told::nothing;
+      }
+      iterate();
+    }
+    if (until_told && events_.size() != told) return results ? Told::by_results : Told::by_pass;
   }
 }
 
@@ -246,7 +262,7 @@ Picoseconds Engine::next_event() const {
   ahead.events_.clear();
   Picoseconds first = kNever;
   // A step handed over ahead of time, or a cancellation during a step, may be told of after a later event.
-  while (ahead.advance_once(first)) {
+  while (ahead.work(first, true) != Told::nothing) {
     for (const Event& event : ahead.events_) first = std::min(first, event.at);
     ahead.events_.clear();
   }
@@ -257,11 +273,12 @@ Picoseconds Engine::next_end() const {
   Engine ahead = *this;
   ahead.events_.clear();
   for (;;) {
-    const bool results = ahead.waiting_for_batch_;
-    if (!ahead.advance_once(kNever)) return kNever;
+    const Told told = ahead.work(kNever, true);
+    if (told == Told::nothing) return kNever;
     const auto is_end = [](const Event& event) { return event.kind >= EventKind::finished; };
     if (std::any_of(ahead.events_.begin(), ahead.events_.end(), is_end)) {
-      return results ? ahead.clock_ : ahead.clock_ + 1;  // a pass at t is made when time has moved beyond t
+      // A pass at t is made when time has moved beyond t.
+      return told == Told::by_results ? ahead.clock_ : ahead.clock_ + 1;
     }
     ahead.events_.clear();
   }
@@ -269,7 +286,7 @@ Picoseconds Engine::next_end() const {
 
 Picoseconds Engine::run_to_first_token(std::int64_t id) {
   std::size_t seen = events_.size();
-  while (advance_once(kNever)) {
+  while (work(kNever, true) != Told::nothing) {
     for (; seen < events_.size(); ++seen) {
       const Event& event = events_[seen];
       if (event.id != id) continue;

@@ -79,7 +79,7 @@ class Engine {
   // Process every step that ends at or before t. A step that would start at t itself waits, since requests may
   // still arrive at t.
   void advance_to(Picoseconds t) {
-    if (t >= wake_) work_until(t);
+    if (t >= wake_) work(t, false);
     if (t < kNever) now_ = std::max(now_, t);
   }
   // Run until nothing is left to do.
@@ -122,16 +122,25 @@ class Engine {
   static constexpr std::int64_t kLeastLivelockLimit = 1000;
   static constexpr std::int64_t kLongestJump = std::int64_t{1} << 31;
 
-  InFlight& flight(std::size_t i) { return flights_[(first_flight_ + i) % 2]; }
-  const InFlight& flight(std::size_t i) const { return flights_[(first_flight_ + i) % 2]; }
+  InFlight& flight(std::size_t i) { return flights_[first_flight_ ^ i]; }
+  const InFlight& flight(std::size_t i) const { return flights_[first_flight_ ^ i]; }
 
   // fast_forward.cpp: run over a stretch of steps of unchanged composition that ends before the limit; false: none.
   bool jump(Picoseconds limit);
+  // Whether to try: only if one more step like the last has time to run.
+  bool may_jump(Picoseconds limit) const {
+    const InFlight& last = flight(num_flights_ - 1);
+    return limit - last.end > last.end - last.start;
+  }
   static StepFeatures features_of(const SteadyState& steady, std::int64_t step);
   BatchEntry partial_entry(const SteadyState& steady, std::int64_t step) const;
 
-  void work_until(Picoseconds t);
-  bool advance_once(Picoseconds limit);  // false: nothing happens before the limit
+  enum class Told : std::uint8_t { nothing, by_pass, by_results };
+
+  // Work until nothing is left to do before the limit or, on demand, something is told of.
+  Told work(Picoseconds limit, bool until_told);
+  bool idle() const { return stalled_ || (!scheduler_.has_requests() && num_flights_ == 0); }
+  bool start_iteration(Picoseconds limit);  // false: none starts before the limit
   void iterate();                        // take inputs, one pass, perhaps wait for the oldest batch
   void take_inputs();
   void apply_cancels(Picoseconds before) {
@@ -139,6 +148,7 @@ class Engine {
   }
   void drop_cancelled(Picoseconds before);
   void launch(InFlight& flight);
+  void tell_evictions();
   void process_results();
   void count_idle_iteration();
   [[noreturn]] void fail_livelock() const;
@@ -147,7 +157,7 @@ class Engine {
   std::size_t depth() const { return async_ ? 2 : 1; }
   void emit(EventKind kind, std::int64_t id, Picoseconds at, std::int64_t value,
             EndReason reason = EndReason::none) {
-    events_.push_back({id, at, value, kind, reason});
+    events_.emplace_back(id, at, value, kind, reason);
   }
 
   // What a visit without work reads stands in front.

@@ -14,15 +14,9 @@ void Scheduler::use_lockstep() {
   const bool cadence = config_.prefill_schedule_interval > 1 && config_.vllm_version != VllmVersion::v0_32;
   lockstep_ = config_.policy == Policy::fcfs && config_.long_prefill_token_threshold == 0 && !cadence &&
               !kv_.exact();
-  if (lockstep_) group_.by_phase.assign(static_cast<std::size_t>(config_.block_size), 0);
-}
-
-// The phase of the passes in which a decode needs a block that has so many tokens in a pass of the given phase.
-std::size_t Scheduler::block_phase(std::int64_t context, std::int64_t phase) const {
-  const std::int64_t size = config_.block_size;
-  const std::int64_t beyond = context % size;
-  const std::int64_t at = phase + (beyond == 0 ? 0 : size - beyond);
-  return static_cast<std::size_t>(at < size ? at : at - size);
+  if (!lockstep_) return;
+  group_.by_phase.assign(static_cast<std::size_t>(config_.block_size), 0);
+  forget_lockstep();
 }
 
 void Scheduler::join(const BatchEntry& entry) {
@@ -32,22 +26,17 @@ void Scheduler::join(const BatchEntry& entry) {
   if (left < 0) return;  // its end is in flight
   r.lockstep = true;
   r.excluded = false;
-  count_decode(r.num_computed_tokens, phase_ + 1);
+  count_decode(r.num_computed_tokens, phase_ + 1, r.num_blocks * config_.block_size - r.num_computed_tokens);
   group_.ends.push_back(end_at(pass_ + left, entry.slot));
   std::push_heap(group_.ends.begin(), group_.ends.end(), std::greater<>{});
 }
 
-void Scheduler::count_decode(std::int64_t context, std::int64_t phase) {
-  group_.size += 1;
-  group_.sum_context += context;
-  group_.by_phase[block_phase(context, phase)] += 1;
-}
-
 void Scheduler::exclude(RequestState& r) {
   const std::int64_t context = r.num_computed_tokens + passes_since_join(r, pass_) - 1;
+  const std::int64_t beyond = context % config_.block_size;
   group_.size -= 1;
   group_.sum_context -= context;
-  group_.by_phase[block_phase(context, phase_)] -= 1;
+  group_.by_phase[phase_after(phase_, beyond == 0 ? 0 : config_.block_size - beyond)] -= 1;
   group_.num_excluded += 1;
   r.excluded = true;
 }
@@ -70,7 +59,7 @@ void Scheduler::settle(RequestState& r) const {
   r.num_output_tokens += narrow(delivered);
   // Once the pass it joined in is processed, only decodes are in flight.
   r.num_inflight_tokens = narrow(results < 0 ? r.num_inflight_tokens + decodes : decodes - std::min(results, scheduled));
-  if (async) r.num_output_placeholders = static_cast<std::int16_t>(r.num_output_placeholders + decodes - delivered);
+  if (async) r.num_output_placeholders = static_cast<std::int8_t>(r.num_output_placeholders + decodes - delivered);
   if (config_.enable_prefix_caching && (decodes > 0 || !async)) {
     r.num_registered_tokens = r.num_computed_tokens - (async ? 1 : 0);
   }
@@ -118,7 +107,7 @@ void Scheduler::settle_all(Batch* in_flight) {
 void Scheduler::forget_lockstep() {
   group_.size = group_.num_excluded = group_.sum_context = 0;
   std::fill(group_.by_phase.begin(), group_.by_phase.end(), 0);
-  group_.ends.clear();
+  group_.ends.assign(1, kNoEnd);
   group_.ending.clear();
 }
 
@@ -140,7 +129,7 @@ void Scheduler::forget_end(std::int32_t slot) {
 
 // Asynchronous loop: set apart those whose last token is in flight; where that is known no pass schedules them.
 void Scheduler::collect_ending() {
-  while (!group_.ends.empty() && pass_of(group_.ends.front()) < pass_) {
+  while (next_end() < pass_) {
     const End end = pop_end();
     RequestState& r = state(slot_of(end));
     if (known_end(r)) exclude(r);
@@ -155,7 +144,7 @@ std::int32_t Scheduler::partial_prefill() const {
 }
 
 bool Scheduler::schedule_lockstep(Pass& pass, Batch& batch) {
-  if (config_.async_scheduling) collect_ending();
+  if (config_.async_scheduling && next_end() < pass_) collect_ending();
   const std::int32_t partial = partial_prefill();
   if (!all_in_lockstep(partial)) return false;
   const std::int64_t decodes = group_.size;
@@ -185,14 +174,14 @@ bool Scheduler::schedule_lockstep(Pass& pass, Batch& batch) {
 
 void Scheduler::finish_lockstep(std::int64_t pass, std::vector<Outcome>& results) {
   std::vector<End>& ending = group_.ending;
-  while (!group_.ends.empty() && pass_of(group_.ends.front()) <= pass) ending.push_back(pop_end());
+  while (next_end() <= pass) ending.push_back(pop_end());
   const auto is_over = [pass](End end) { return pass_of(end) <= pass; };
   const auto last = std::find_if_not(ending.begin(), ending.end(), is_over);
-  if (last == ending.begin()) return;
-  // In the order of the batch, which is the order of admission.
-  std::sort(ending.begin(), last, [this](End a, End b) {
-    return static_cast<std::int32_t>(detail(slot_of(a)).sequence - detail(slot_of(b)).sequence) < 0;
-  });
+  if (last - ending.begin() > 1) {  // in the order of the batch, which is the order of admission
+    std::sort(ending.begin(), last, [this](End a, End b) {
+      return static_cast<std::int32_t>(detail(slot_of(a)).sequence - detail(slot_of(b)).sequence) < 0;
+    });
+  }
   std::ptrdiff_t num_before = 0;  // results of decodes stand before those of entries, as in the batch
   for (auto end = ending.begin(); end != last; ++end) finish(slot_of(*end), pass, results, num_before);
   ending.erase(ending.begin(), last);
@@ -210,8 +199,10 @@ void Scheduler::finish(std::int32_t slot, std::int64_t pass, std::vector<Outcome
   if (has_entry) {
     std::find_if(results.begin(), results.end(), [&](const Outcome& o) { return o.id == r.id; })->reason =
         outcome.reason;
+  } else if (num_before++ == std::ssize(results)) {
+    results.push_back(outcome);
   } else {
-    results.insert(results.begin() + num_before++, outcome);
+    results.insert(results.begin() + num_before - 1, outcome);
   }
   erase_running(slot);
   close_slot(slot);
@@ -229,7 +220,7 @@ SteadyState Scheduler::steady_state(std::size_t depth) {
   steady.decode_context = group_.sum_context;
   const std::int64_t budget = config_.max_num_batched_tokens - group_.size;
   // No result may end a request, and no pass may find one whose last token is in flight.
-  std::int64_t passes = pass_of(group_.ends.front()) - results_ - (ahead - 1);
+  std::int64_t passes = next_end() - results_ - (ahead - 1);
   if (partial >= 0) {
     const RequestState& r = request(partial);
     const std::int64_t left = r.num_tokens() - r.num_computed_tokens;

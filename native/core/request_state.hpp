@@ -57,9 +57,9 @@ struct alignas(64) RequestState {
   std::int32_t eos_at = 0;
   std::int32_t next_running = -1, prev_running = -1;
   std::uint32_t join_pass = 0;  // lockstep: the fields stand as of this pass; its low bits, since none lives for 2^31
-  std::int16_t num_output_placeholders = 0;  // sampled by batches in flight (asynchronous loop)
+  std::int8_t num_output_placeholders = 0;  // sampled by batches in flight (asynchronous loop)
   Status status = Status::gone;
-  bool is_prefill_chunk : 1 = false;  // after its last pass the known tokens were not all scheduled
+  bool is_prefill_chunk = false;      // after its last pass the known tokens were not all scheduled
   bool in_batch : 1 = false;          // scratch of one pass
   bool lockstep : 1 = false;          // see scheduler.hpp
   bool excluded : 1 = false;  // its last token is in flight, no pass schedules it any more (asynchronous loop)

@@ -159,7 +159,7 @@ void Scheduler::prepare(Pass& pass) const {
 void Scheduler::append(Pass& pass, Batch& batch, std::int32_t slot, std::int64_t tokens, bool first_admission) {
   RequestState& r = state(slot);
   const bool decode = tokens == 1 && r.num_computed_tokens >= r.num_prompt_tokens;
-  batch.entries.push_back({r.id, slot, r.num_computed_tokens, narrow(tokens), -1, decode, first_admission});
+  batch.entries.emplace_back(r.id, slot, r.num_computed_tokens, narrow(tokens), -1, decode, first_admission);
   r.in_batch = true;
   pass.budget -= tokens;
 }
@@ -270,7 +270,6 @@ void Scheduler::admit_waiting(Pass& pass, Batch& batch, std::vector<Outcome>& fa
     pass.did_prefill |= hit_tokens < r.num_tokens() - 1;
     append(pass, batch, slot, n, first);
   }
-  if (!pass.hold) capacity_bound_ = !waiting_.empty();
 }
 
 // 2.7
@@ -300,8 +299,6 @@ void Scheduler::schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& p
   batch.features = StepFeatures{};
   batch.pass = pass_;
   batch.num_lockstep = 0;
-  preempted.clear();
-  failed.clear();
   Pass pass;
   pass.budget = config_.max_num_batched_tokens;
   if (!lockstep_) prepare(pass);
@@ -309,7 +306,10 @@ void Scheduler::schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& p
     if (lockstep_) settle_all(in_flight);
     schedule_running(pass, batch, preempted);
   }
-  if (preempted.empty()) admit_waiting(pass, batch, failed);  // a victim closes admission for the whole pass
+  if (preempted.empty()) {  // a victim closes admission for the whole pass
+    if (!waiting_.empty()) admit_waiting(pass, batch, failed);
+    if (!pass.hold) capacity_bound_ = !waiting_.empty();
+  }
   finish_pass(pass, batch);
 }
 
@@ -323,9 +323,9 @@ void Scheduler::update_entry(const BatchEntry& entry, std::int64_t pass, std::ve
   RequestState& r = state(entry.slot);
   if (r.id != entry.id) return;  // ended or aborted meanwhile
   if (r.lockstep && passes_since_join(r, pass) == 0) {
-    // Its fields stand as of this pass; what came of it since follows from the number of results processed.
+    // Its fields stand as of this pass.
     if (entry.sample_index < 0) return;
-    results.push_back({r.id, r.num_output_tokens + delivered_since_join(r), EndReason::none});
+    results.emplace_back(r.id, r.num_output_tokens + 1, EndReason::none);
     return;
   }
   r.num_inflight_tokens -= entry.num_tokens;
@@ -341,7 +341,7 @@ void Scheduler::update_entry(const BatchEntry& entry, std::int64_t pass, std::ve
     if (was_running) kv_.cache_blocks(entry.slot, r, r.num_computed_tokens - r.num_inflight_tokens);
   }
   const EndReason reason = end_reason(r);
-  results.push_back({r.id, r.num_output_tokens, reason});
+  results.emplace_back(r.id, r.num_output_tokens, reason);
   if (reason == EndReason::none) return;
   if (was_running) {
     erase_running(entry.slot);
@@ -353,10 +353,9 @@ void Scheduler::update_entry(const BatchEntry& entry, std::int64_t pass, std::ve
 
 // 4.1
 void Scheduler::update(const Batch& batch, std::vector<Outcome>& results) {
-  results.clear();
   results_ = batch.pass + 1;
   for (const BatchEntry& entry : batch.entries) update_entry(entry, batch.pass, results);
-  if (lockstep_) finish_lockstep(batch.pass, results);
+  if (lockstep_ && end_due(batch.pass)) finish_lockstep(batch.pass, results);
 }
 
 }  // namespace simcluster

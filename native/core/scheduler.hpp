@@ -62,10 +62,11 @@ class Scheduler {
   // Anything waiting, running, or ended but not yet flushed to the workers.
   bool has_requests() const { return num_running_ > 0 || !waiting_.empty() || unflushed_ends_; }
 
-  // One pass. Fills `batch`, `preempted` (in order of eviction) and `failed` (those that can never fit).
+  // One pass. Fills `batch`, `preempted` (in order of eviction) and `failed` (those that can never fit), which come empty.
   // `in_flight`: the batch before, if its results are still to come (asynchronous loop), else null.
   void schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted, std::vector<Outcome>& failed);
-  // Results of a batch, in batch order. Tokens of decodes in lockstep are told only where they end a request.
+  // Results of a batch, in batch order, into `results`, which comes empty. Tokens of decodes in lockstep are told only
+  // where they end a request.
   void update(const Batch& batch, std::vector<Outcome>& results);
 
   // A stretch of passes, each followed or preceded by results, that change counters alone.
@@ -99,6 +100,7 @@ class Scheduler {
   // The pass that samples the last token of a request, and its slot: (pass << kSlotBits) + slot.
   using End = std::uint64_t;
   static constexpr int kSlotBits = 24;
+  static constexpr End kNoEnd = ~End{0};  // later than all
   static std::int64_t pass_of(End end) { return static_cast<std::int64_t>(end >> kSlotBits); }
   static std::int32_t slot_of(End end) { return static_cast<std::int32_t>(end & ((End{1} << kSlotBits) - 1)); }
   struct Lockstep {
@@ -106,7 +108,7 @@ class Scheduler {
     std::int64_t num_excluded = 0;       // running, but in no pass any more
     std::int64_t sum_context = 0;        // computed tokens of the decodes
     std::vector<std::int32_t> by_phase;  // how many need a block in the passes of each phase
-    std::vector<End> ends;               // heap, earliest on top
+    std::vector<End> ends;               // heap, earliest on top; kNoEnd is always there
     std::vector<End> ending;             // their last token is in flight (asynchronous loop), by pass
   };
 
@@ -142,21 +144,31 @@ class Scheduler {
   static std::int64_t passes_since_join(const RequestState& r, std::int64_t pass) {
     return static_cast<std::int32_t>(static_cast<std::uint32_t>(pass) - r.join_pass);
   }
-  std::int64_t delivered_since_join(const RequestState& r) const {
-    return std::max<std::int64_t>(std::min(passes_since_join(r, results_ - 1), decodes_left(r)) + 1, 0);
-  }
   static End end_at(std::int64_t pass, std::int32_t slot) {
     return (static_cast<End>(pass) << kSlotBits) + static_cast<End>(slot);
   }
-  std::size_t block_phase(std::int64_t context, std::int64_t phase) const;
+  std::size_t phase_after(std::int64_t phase, std::int64_t passes) const {  // passes: less than a block
+    const std::int64_t at = phase + passes;
+    return static_cast<std::size_t>(at < config_.block_size ? at : at - config_.block_size);
+  }
+  // A decode that has `context` tokens in a pass of the given phase, and room for so many more in its last block.
+  void count_decode(std::int64_t context, std::int64_t phase, std::int64_t room) {
+    group_.size += 1;
+    group_.sum_context += context;
+    group_.by_phase[phase_after(phase, room)] += 1;
+  }
   void join(const BatchEntry& entry);
-  void count_decode(std::int64_t context, std::int64_t phase);
   void exclude(RequestState& request);
   void leave(RequestState& request);
   void settle(RequestState& request) const;
   void settle_all(Batch* in_flight);
   void spell_out(Batch& batch) const;
   void forget_lockstep();
+  std::int64_t next_end() const { return pass_of(group_.ends.front()); }
+  // Whether results of this pass end a request in lockstep.
+  bool end_due(std::int64_t pass) const {
+    return next_end() <= pass || (!group_.ending.empty() && pass_of(group_.ending.front()) <= pass);
+  }
   End pop_end();
   void forget_end(std::int32_t slot);
   void collect_ending();

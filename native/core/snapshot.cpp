@@ -45,15 +45,20 @@ Snapshot Snapshot::capture(const Engine& engine) {
   shot.requests.reserve(resident);
   shot.details.reserve(resident);
   std::vector<std::int32_t> index_of_slot(s.slots_.size(), -1);
+  std::vector<std::pair<std::int32_t, std::int32_t>> joined_again;  // with an older decode in flight, and its newer ones
   const auto publish = [&](std::int32_t slot) {
     index_of_slot[static_cast<std::size_t>(slot)] = static_cast<std::int32_t>(shot.requests.size());
     RequestState& r = shot.requests.emplace_back(s.request(slot));
     const RequestDetail& d = shot.details.emplace_back(s.detail(slot));
     if (r.lockstep) {
+      const std::int32_t sampled = r.num_sampled_tokens;
       s.settle(r);
-      r.lockstep = true;
       r.excluded = false;  // restoring finds out
-      r.join_pass = static_cast<std::uint32_t>(std::max<std::int64_t>(-Scheduler::passes_since_join(r, s.results_), -1));
+      const std::int64_t join = std::max<std::int64_t>(-Scheduler::passes_since_join(r, s.results_), -1);
+      r.join_pass = static_cast<std::uint32_t>(join);
+      const std::int32_t decodes = r.num_sampled_tokens - sampled;
+      r.lockstep = join < 0 || decodes_in_flight(r) == decodes;
+      if (!r.lockstep) joined_again.push_back({index_of_slot[static_cast<std::size_t>(slot)], decodes});
     }
     r.max_tokens = d.visible_max_tokens;  // the true end stays hidden
     r.eos_at = 0;
@@ -73,7 +78,15 @@ Snapshot Snapshot::capture(const Engine& engine) {
                                entry.sample_index});
     }
   }
-  if (!s.lockstep_) shot.fold_decodes();
+  for (const auto& [request, decodes] : joined_again) {
+    const RequestState& r = shot.requests[static_cast<std::size_t>(request)];
+    for (std::int32_t i = 1; i <= decodes; ++i) {
+      BatchInFlight& batch = shot.in_flight[r.join_pass + static_cast<std::size_t>(i)];
+      batch.entries.push_back({request, 1, r.num_sampled_tokens - decodes + i - 1});
+      batch.num_lockstep -= 1;
+    }
+  }
+  if (!s.lockstep_ || !joined_again.empty()) shot.fold_decodes();
   return shot;
 }
 
@@ -132,27 +145,27 @@ void Snapshot::fold_decodes() {
   }
 }
 
-// Back to the fields as of the pass it joined in. False, and nothing changed, if the expected end contradicts what is in
-// flight, so that the request has to be visited.
-bool Snapshot::rejoin(const Scheduler& s, RequestState& r) const {
+// From the fields as they are now to those as of the pass it joined in. False, and nothing changed, if the expected end
+// contradicts what is in flight, so that the request has to be visited.
+bool Snapshot::rejoin(const Scheduler& s, RequestState& r) {
   const bool async = s.config_.async_scheduling;
   const auto join = static_cast<std::int32_t>(r.join_pass);
   const std::int32_t decodes = decodes_in_flight(r);
   const std::int32_t delivered = join < 0 ? 1 : 0;
-  RequestState then = r;
-  then.num_sampled_tokens -= decodes;
-  then.num_computed_tokens -= decodes;
-  then.num_inflight_tokens -= decodes;
-  then.num_output_tokens -= delivered;
-  if (async) then.num_output_placeholders = static_cast<std::int16_t>(r.num_output_placeholders - decodes + delivered);
-  then.is_prefill_chunk = false;
-  const std::int64_t left = s.decodes_left(then);
-  const std::int64_t scheduled = left + (async && !s.known_end(then) ? 1 : 0);
-  if (std::min(s.pass_ - 1 - join, scheduled) != decodes || then.num_output_placeholders != (async ? 1 : 0) ||
-      r.num_blocks != s.config_.blocks_for(r.num_computed_tokens)) {
+  const std::int32_t placeholders = async ? r.num_output_placeholders - decodes + delivered : 1;
+  const std::int64_t room = r.num_blocks * s.config_.block_size - r.num_computed_tokens;
+  const std::int64_t left = s.decodes_left(r) + decodes;
+  const std::int64_t scheduled = left + (async && !s.known_end(r) ? 1 : 0);
+  if (std::min(s.pass_ - 1 - join, scheduled) != decodes || placeholders != 1 || room < 0 ||
+      room >= s.config_.block_size) {
     return false;
   }
-  r = then;
+  r.num_sampled_tokens -= decodes;
+  r.num_computed_tokens -= decodes;
+  r.num_inflight_tokens -= decodes;
+  r.num_output_tokens -= delivered;
+  r.num_output_placeholders = async ? 1 : 0;
+  r.is_prefill_chunk = false;
   return true;
 }
 
@@ -168,7 +181,9 @@ void Snapshot::restore_running(Engine& engine, const std::vector<ExpectedEnd>& e
     if (!r.lockstep) continue;
     const auto join = static_cast<std::int32_t>(r.join_pass);
     if (s.lockstep_ && rejoin(s, r)) {
-      s.count_decode(r.num_computed_tokens + s.pass_ - join - 1, s.phase_);
+      const std::int64_t context = r.num_computed_tokens + s.pass_ - join - 1;
+      const std::int64_t room = r.num_blocks * s.config_.block_size - context;
+      s.count_decode(context, s.phase_, room >= 0 ? room : room + s.config_.block_size);
       s.group_.ends.push_back(Scheduler::end_at(join + s.decodes_left(r), slot));
       continue;
     }
@@ -176,12 +191,12 @@ void Snapshot::restore_running(Engine& engine, const std::vector<ExpectedEnd>& e
     const std::int32_t decodes = decodes_in_flight(r);
     for (std::int32_t i = 1; i <= decodes; ++i) {
       Batch& batch = engine.flight(static_cast<std::size_t>(join + i)).batch;
-      batch.entries.push_back({r.id, slot, r.num_computed_tokens - decodes + i - 1, 1,
-                               r.num_sampled_tokens - decodes + i - 1, true, false});
+      batch.entries.emplace_back(r.id, slot, r.num_computed_tokens - decodes + i - 1, 1,
+                                 r.num_sampled_tokens - decodes + i - 1, true, false);
       batch.num_lockstep -= 1;
     }
   }
-  std::make_heap(s.group_.ends.begin(), s.group_.ends.end(), std::greater<>{});
+  if (s.lockstep_) std::make_heap(s.group_.ends.begin(), s.group_.ends.end(), std::greater<>{});
   s.first_running_ = count > 0 ? 0 : -1;
   s.last_running_ = count - 1;
   s.num_running_ = count;
@@ -204,8 +219,8 @@ void Snapshot::restore_batches(Engine& engine, const std::vector<ExpectedEnd>& e
     Engine::InFlight& flight = engine.flight(i);
     for (const Entry& e : in_flight[i].entries) {
       if (e.request < 0) continue;
-      flight.batch.entries.push_back({requests[static_cast<std::size_t>(e.request)].id, e.request, 0, e.num_tokens,
-                                      e.sample_index, false, false});
+      flight.batch.entries.emplace_back(requests[static_cast<std::size_t>(e.request)].id, e.request, 0, e.num_tokens,
+                                        e.sample_index, false, false);
     }
     flight.start = i == 0 ? in_flight[i].start : last;
     flight.end = flight.start;

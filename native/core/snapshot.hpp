@@ -63,7 +63,7 @@ struct Snapshot {
  private:
   struct Fold;
 
-  bool rejoin(const Scheduler& scheduler, RequestState& request) const;
+  static bool rejoin(const Scheduler& scheduler, RequestState& request);
   void restore_running(Engine& engine, const std::vector<ExpectedEnd>& ends) const;
   void restore_batches(Engine& engine, const std::vector<ExpectedEnd>& ends) const;
 };

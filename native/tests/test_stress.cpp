@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <tuple>
 
 #include "check.hpp"
 #include "helpers.hpp"
@@ -94,6 +95,55 @@ std::map<std::int64_t, int> ends_of(const Engine& engine) {
   return ends;
 }
 
+// What follows from a snapshot and expected ends, by restoring into an engine and running on.
+struct Future {
+  Picoseconds first = 0;
+  std::vector<Event> events;
+  std::int64_t free_blocks = 0;
+};
+
+Future future_of(const Snapshot& shot, const std::vector<ExpectedEnd>& ends, const SchedulerConfig& config,
+                 const Submission& candidate, bool fast) {
+  Engine engine(config, u_step(), {}, EngineOptions{false, false, fast});
+  shot.restore(engine, ends);
+  Future future;
+  engine.submit(candidate);
+  try {
+    future.first = engine.run_to_first_token(candidate.id);
+    engine.drain();
+  } catch (const LivelockError&) {
+    future.first = kNever;
+  }
+  future.events = told(engine);
+  future.free_blocks = engine.scheduler().num_free_blocks();
+  return future;
+}
+
+// An estimate restored into lockstep is one that visits every request, whatever ends the router expects.
+void estimates_agree(const Engine& engine, Lcg& draw) {
+  const Snapshot shot = Snapshot::capture(engine);
+  SchedulerConfig config = engine.scheduler().config();
+  config.enable_prefix_caching = config.enable_prefix_caching && !config.shared_prefixes && draw.once_in(2);
+  config.track_blocks = false;
+  std::vector<ExpectedEnd> ends;
+  for (const RequestState& r : shot.requests) {
+    ends.push_back({draw.once_in(3) ? r.num_output_tokens + 1 : 1 + draw.below(60), draw.once_in(2)});
+  }
+  Submission candidate = ask(1'000'000, engine.now(), 1 + draw.below(40), 1 + draw.below(10));
+  candidate.priority = draw.below(3);
+  const Future fast = future_of(shot, ends, config, candidate, true);
+  const Future visiting = future_of(shot, ends, config, candidate, false);
+  CHECK(fast.first == visiting.first);
+  CHECK(fast.free_blocks == visiting.free_blocks);
+  const auto by_time = [](const Event& a, const Event& b) {
+    return std::tie(a.at, a.id, a.kind) < std::tie(b.at, b.id, b.kind);
+  };
+  std::vector<Event> first = fast.events, second = visiting.events;
+  std::sort(first.begin(), first.end(), by_time);
+  std::sort(second.begin(), second.end(), by_time);
+  CHECK(std::equal(first.begin(), first.end(), second.begin(), second.end(), same));
+}
+
 // What a router does beside a running engine: look, estimate, and look again.
 void look_and_estimate(Engine& engine, InstanceView& view, Lcg& draw) {
   view.refresh(std::make_shared<const Snapshot>(Snapshot::capture(engine)));
@@ -130,6 +180,7 @@ void one_world(std::uint64_t seed) {
       agree(fast, stepping);
     }
     if (draw.once_in(5)) look_and_estimate(fast, view, draw);
+    if (draw.once_in(3)) estimates_agree(draw.once_in(2) ? fast : stepping, draw);
   }
   Engine copy = fast;
   fast.drain();
