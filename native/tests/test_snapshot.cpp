@@ -61,6 +61,35 @@ void a_restored_engine_continues_exactly() {
   }
 }
 
+// Four requests on blocks for two of them, so that the tail is preempted and decodes join lockstep again and again.
+void a_restored_engine_without_blocks_to_spare_continues_in_lockstep() {
+  for (const bool async : {false, true}) {
+    const auto fill = [](Engine& engine, Picoseconds after) {
+      for (std::int64_t id = 0; id < 4; ++id) {
+        if (id * 4 * kMs > after) engine.submit(ask(id, id * 4 * kMs, 4, 9 + id));
+      }
+    };
+    Engine engine(plain(async, 7), u_step());
+    fill(engine, -1);
+    for (Picoseconds t = 0; t < 400 * kMs; t += kMs / 2) {
+      engine.advance_to(t);
+      engine.events().clear();
+      const Snapshot shot = Snapshot::capture(engine);
+      std::vector<ExpectedEnd> ends;
+      for (const RequestState& r : shot.requests) ends.push_back({9 + r.id, false});
+      Engine copy(engine.scheduler().config(), u_step());
+      shot.restore(copy, ends);
+      fill(copy, shot.intake);
+      Engine rest = engine;
+      rest.drain();
+      copy.drain();
+      CHECK(same_events(rest.events(), copy.events()));
+      CHECK(copy.scheduler().num_free_blocks() == 7);
+    }
+    CHECK(engine.scheduler().num_preemptions() > 0 && engine.scheduler().num_running() == 0);
+  }
+}
+
 void a_snapshot_hides_the_true_ends() {
   Engine engine = busy(false);
   engine.advance_to(30 * kMs);
@@ -106,6 +135,7 @@ void an_estimate_from_a_fresh_snapshot_is_what_happens() {
 
 int main() {
   a_restored_engine_continues_exactly();
+  a_restored_engine_without_blocks_to_spare_continues_in_lockstep();
   a_snapshot_hides_the_true_ends();
   what_cannot_be_restored_is_refused();
   an_estimate_from_a_fresh_snapshot_is_what_happens();
