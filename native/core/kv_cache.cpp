@@ -200,12 +200,7 @@ void KvCache::extend_hashes(Table& t, const RequestState& request, std::int64_t 
   }
 }
 
-std::int64_t KvCache::find_hits(std::int32_t slot, const RequestState& request) {
-  if (!caching_) return 0;
-  if (!exact_) {
-    const std::int64_t kept = counted_.kept(slot);
-    return kept == 0 ? 0 : std::min(kept, (request.num_tokens() - 1) / block_size_);
-  }
+std::int64_t KvCache::find_exact(std::int32_t slot, const RequestState& request) {
   const std::int64_t limit = (request.num_tokens() - 1) / block_size_;
   hits_.clear();
   Table& t = table(slot);
@@ -218,83 +213,50 @@ std::int64_t KvCache::find_hits(std::int32_t slot, const RequestState& request) 
   return static_cast<std::int64_t>(hits_.size());
 }
 
-std::int64_t KvCache::fresh_blocks(const RequestState& request, std::int64_t end, std::int64_t num_hits, bool admission,
-                                   std::int64_t available) const {
-  const std::int64_t held = num_hits + request.num_blocks;
-  const auto needed = [&](std::int64_t tokens) {
-    return std::max<std::int64_t>(blocks_for(std::min(tokens, max_model_len_)) - held, 0);
-  };
-  if (admission && reserve_full_isl_ && end < request.num_tokens() && needed(request.num_tokens()) > available) return -1;
-  const std::int64_t fresh = needed(end);
-  return fresh <= available ? fresh : -1;
-}
-
 bool KvCache::admissible(const RequestState& request, std::int64_t tokens, std::int64_t num_hits,
                          std::int64_t watermark, std::int64_t taken) const {
   const std::int64_t end = num_hits * block_size_ + tokens;
   return fresh_blocks(request, end, num_hits, true, num_free_blocks() - taken - num_hits - watermark) >= 0;
 }
 
-bool KvCache::allocate(std::int32_t slot, RequestState& request, std::int64_t tokens, std::int64_t num_hits,
-                       bool admission, std::int64_t watermark) {
-  std::int64_t idle = exact_ ? 0 : num_hits;
-  for (std::int64_t h = 0; exact_ && h < num_hits; ++h) {
-    idle += pool_.idle(hits_[static_cast<std::size_t>(h)]) ? 1 : 0;
-  }
-  const std::int64_t end = request.num_computed_tokens + num_hits * block_size_ + tokens;
-  const std::int64_t fresh = fresh_blocks(request, end, num_hits, admission, num_free_blocks() - idle - watermark);
-  if (fresh < 0) return false;
-
-  request.num_blocks += narrow(num_hits + fresh);
-  if (exact_) {
-    Table& t = table(slot);
-    if (num_hits > 0) {
-      for (const std::int32_t block : hits_) pool_.touch(block);
-      t.blocks.insert(t.blocks.end(), hits_.begin(), hits_.end());
-      t.num_registered = num_hits;
-    }
-    for (std::int64_t i = 0; i < fresh; ++i) t.blocks.push_back(pool_.take());
-  } else {
-    if (num_hits > 0) counted_.reclaim(slot, num_hits);
-    counted_.take(fresh);
-  }
-  cache_blocks(slot, request, end);
-  return true;
+std::int64_t KvCache::count_idle_hits(std::int64_t num_hits) const {
+  return std::count_if(hits_.begin(), hits_.begin() + num_hits, [this](std::int32_t block) { return pool_.idle(block); });
 }
 
-void KvCache::cache_blocks(std::int32_t slot, RequestState& request, std::int64_t tokens) {
-  if (!caching_) return;
-  request.num_registered_tokens =
-      std::max(request.num_registered_tokens, narrow(std::min(tokens, request.num_tokens())));
-  if (!exact_) return;
+void KvCache::take_exact(std::int32_t slot, std::int64_t num_hits, std::int64_t fresh) {
   Table& t = table(slot);
-  const std::int64_t full = std::min(tokens, request.num_tokens()) / block_size_;
-  extend_hashes(t, request, full);
-  for (std::int64_t b = t.num_registered; b < full; ++b) {
+  if (num_hits > 0) {
+    for (const std::int32_t block : hits_) pool_.touch(block);
+    t.blocks.insert(t.blocks.end(), hits_.begin(), hits_.end());
+    t.num_registered = num_hits;
+  }
+  for (std::int64_t i = 0; i < fresh; ++i) t.blocks.push_back(pool_.take());
+}
+
+void KvCache::register_exact(std::int32_t slot, const RequestState& request, std::int64_t full_blocks) {
+  Table& t = table(slot);
+  extend_hashes(t, request, full_blocks);
+  for (std::int64_t b = t.num_registered; b < full_blocks; ++b) {
     pool_.register_hash(t.blocks[static_cast<std::size_t>(b)], t.hashes[static_cast<std::size_t>(b)]);
   }
-  t.num_registered = std::max(t.num_registered, full);
+  t.num_registered = std::max(t.num_registered, full_blocks);
 }
 
-void KvCache::release(std::int32_t slot, RequestState& request, bool preempted) {
-  if (exact_) {
-    Table& t = table(slot);
-    pool_.release(t.blocks);
-    t.blocks.clear();
-    t.num_registered = 0;
-  } else if (!caching_) {
-    counted_.release(request.num_blocks, 0);
+void KvCache::release_exact(std::int32_t slot) {
+  Table& t = table(slot);
+  pool_.release(t.blocks);
+  t.blocks.clear();
+  t.num_registered = 0;
+}
+
+void KvCache::release_kept(std::int32_t slot, const RequestState& request, bool preempted) {
+  const std::int64_t hashed = caching_ ? request.num_registered_tokens / block_size_ : 0;
+  if (preempted && caching_) {
+    counted_.release_preempted(slot, request.num_blocks - hashed, hashed);
   } else {
-    const std::int64_t hashed = request.num_registered_tokens / block_size_;
-    if (preempted) {
-      counted_.release_preempted(slot, request.num_blocks - hashed, hashed);
-    } else {
-      counted_.release(request.num_blocks - hashed, hashed);
-      if (request.num_blocks == 0) counted_.forget(slot);  // it was waiting after a preemption
-    }
+    counted_.release(request.num_blocks - hashed, hashed);
+    if (caching_) counted_.forget(slot);
   }
-  request.num_blocks = 0;
-  request.num_registered_tokens = 0;
 }
 
 }  // namespace simcluster

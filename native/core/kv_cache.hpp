@@ -1,6 +1,7 @@
 // Paged KV cache of one instance: exact blocks, or plain counts where block identity cannot matter.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
@@ -91,18 +92,53 @@ class KvCache {
 
   void open(std::int32_t slot, const RequestSpec& spec);  // a request takes this slot
   // Leading blocks of the request that are cached now; remembered for the next allocate() call.
-  std::int64_t find_hits(std::int32_t slot, const RequestState& request);
+  std::int64_t find_hits(std::int32_t slot, const RequestState& request) {
+    if (!caching_) return 0;
+    if (exact_) return find_exact(slot, request);
+    const std::int64_t kept = counted_.kept(slot);
+    return kept == 0 ? 0 : std::min(kept, (request.num_tokens() - 1) / block_size_);
+  }
   // Whether an admission of this many tokens would get its blocks if `taken` of the free ones were gone.
   bool admissible(const RequestState& request, std::int64_t tokens, std::int64_t num_hits, std::int64_t watermark,
                   std::int64_t taken) const;
   // Blocks for computed + hits + tokens; checks first, changes nothing on failure. An admission also passes the
   // full-prompt check and leaves the watermark. Source: VLLM_SCHEDULER.md 3.3.
   bool allocate(std::int32_t slot, RequestState& request, std::int64_t tokens, std::int64_t num_hits,
-                bool admission, std::int64_t watermark);
+                bool admission, std::int64_t watermark) {
+    const std::int64_t idle = exact_ ? count_idle_hits(num_hits) : num_hits;
+    const std::int64_t end = request.num_computed_tokens + num_hits * block_size_ + tokens;
+    const std::int64_t fresh = fresh_blocks(request, end, num_hits, admission, num_free_blocks() - idle - watermark);
+    if (fresh < 0) return false;
+    request.num_blocks += narrow(num_hits + fresh);
+    if (exact_) {
+      take_exact(slot, num_hits, fresh);
+    } else {
+      if (num_hits > 0) counted_.reclaim(slot, num_hits);
+      counted_.take(fresh);
+    }
+    cache_blocks(slot, request, end);
+    return true;
+  }
   void take_counted(std::int64_t blocks) { counted_.take(blocks); }
-  void release(std::int32_t slot, RequestState& request, bool preempted);
+  void release(std::int32_t slot, RequestState& request, bool preempted) {
+    if (exact_) {
+      release_exact(slot);
+    } else if (preempted || request.num_blocks == 0) {
+      release_kept(slot, request, preempted);
+    } else {
+      const std::int64_t hashed = caching_ ? request.num_registered_tokens / block_size_ : 0;
+      counted_.release(request.num_blocks - hashed, hashed);
+    }
+    request.num_blocks = 0;
+    request.num_registered_tokens = 0;
+  }
   // Hash the full blocks within the first tokens of a request (results of the asynchronous loop).
-  void cache_blocks(std::int32_t slot, RequestState& request, std::int64_t tokens);
+  void cache_blocks(std::int32_t slot, RequestState& request, std::int64_t tokens) {
+    if (!caching_) return;
+    const std::int64_t known = std::min(tokens, request.num_tokens());
+    request.num_registered_tokens = std::max(request.num_registered_tokens, narrow(known));
+    if (exact_) register_exact(slot, request, known / block_size_);
+  }
 
   const std::vector<std::int32_t>& block_table(std::int32_t slot) const {
     return tables_[static_cast<std::size_t>(slot)].blocks;
@@ -122,7 +158,23 @@ class KvCache {
   std::int64_t blocks_for(std::int64_t tokens) const { return (tokens + block_size_ - 1) / block_size_; }
   // New blocks for the tokens up to `end`; -1 if they, or on admission those of the full prompt, are not available.
   std::int64_t fresh_blocks(const RequestState& request, std::int64_t end, std::int64_t num_hits, bool admission,
-                            std::int64_t available) const;
+                            std::int64_t available) const {
+    const std::int64_t held = num_hits + request.num_blocks;
+    const auto needed = [&](std::int64_t tokens) {
+      return std::max<std::int64_t>(blocks_for(std::min(tokens, max_model_len_)) - held, 0);
+    };
+    const bool reserve = admission && reserve_full_isl_ && end < request.num_tokens();
+    if (reserve && needed(request.num_tokens()) > available) return -1;
+    const std::int64_t fresh = needed(end);
+    return fresh <= available ? fresh : -1;
+  }
+  std::int64_t find_exact(std::int32_t slot, const RequestState& request);
+  std::int64_t count_idle_hits(std::int64_t num_hits) const;
+  void take_exact(std::int32_t slot, std::int64_t num_hits, std::int64_t fresh);
+  void register_exact(std::int32_t slot, const RequestState& request, std::int64_t full_blocks);
+  void release_exact(std::int32_t slot);
+  // Of a request that is preempted, or ends while it waits after a preemption.
+  void release_kept(std::int32_t slot, const RequestState& request, bool preempted);
 
   std::int64_t block_size_, max_model_len_;
   bool exact_, caching_, reserve_full_isl_;

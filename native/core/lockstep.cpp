@@ -33,7 +33,8 @@ void Scheduler::join(const BatchEntry& entry) {
 
 void Scheduler::exclude(RequestState& r) {
   const std::int64_t context = r.num_computed_tokens + passes_since_join(r, pass_) - 1;
-  const std::int64_t beyond = context % config_.block_size;
+  const auto beyond = static_cast<std::int64_t>(static_cast<std::uint32_t>(context) %
+                                                static_cast<std::uint32_t>(config_.block_size));
   group_.size -= 1;
   group_.sum_context -= context;
   group_.by_phase[phase_after(phase_, beyond == 0 ? 0 : config_.block_size - beyond)] -= 1;
@@ -48,9 +49,9 @@ void Scheduler::leave(RequestState& r) {
 }
 
 void Scheduler::settle(RequestState& r) const {
-  const bool async = config_.async_scheduling;
-  const std::int64_t left = decodes_left(r);
-  const std::int64_t scheduled = left + (async && !known_end(r) ? 1 : 0);
+  const bool async = config_.async_scheduling, known = known_end(r);
+  const std::int64_t left = (known ? limit_of(r) : r.eos_at) - r.num_sampled_tokens;
+  const std::int64_t scheduled = left + (async && !known ? 1 : 0);
   const std::int64_t results = passes_since_join(r, results_ - 1);
   const std::int64_t decodes = std::min(passes_since_join(r, pass_ - 1), scheduled);
   const std::int64_t delivered = std::max<std::int64_t>(std::min(results, left) + 1, 0);
@@ -111,9 +112,22 @@ void Scheduler::forget_lockstep() {
   group_.ending.clear();
 }
 
+// As std::pop_heap, without branches that depend on the keys.
 Scheduler::End Scheduler::pop_end() {
-  const End end = group_.ends.front();
-  std::pop_heap(group_.ends.begin(), group_.ends.end(), std::greater<>{});
+  End* heap = group_.ends.data();
+  const std::size_t size = group_.ends.size() - 1;
+  const End end = heap[0], moved = heap[size];
+  std::size_t hole = 0;
+  for (std::size_t child = 1; child < size; child = 2 * hole + 1) {
+    child += child + 1 < size && heap[child + 1] < heap[child] ? 1 : 0;
+    heap[hole] = heap[child];
+    hole = child;
+  }
+  while (hole > 0 && heap[(hole - 1) / 2] > moved) {
+    heap[hole] = heap[(hole - 1) / 2];
+    hole = (hole - 1) / 2;
+  }
+  heap[hole] = moved;
   group_.ends.pop_back();
   return end;
 }
@@ -161,8 +175,7 @@ bool Scheduler::schedule_lockstep(Pass& pass, Batch& batch) {
   kv_.take_counted(taken);
   pass.budget -= decodes;
   batch.num_lockstep = decodes;
-  batch.features.num_tokens = decodes;
-  batch.features.num_decodes = decodes;
+  batch.features.num_tokens = batch.features.num_decodes = decodes;
   batch.features.sum_decode_context = group_.sum_context;
   group_.sum_context += decodes;
   if (partial >= 0) {
@@ -184,7 +197,11 @@ void Scheduler::finish_lockstep(std::int64_t pass, std::vector<Outcome>& results
   }
   std::ptrdiff_t num_before = 0;  // results of decodes stand before those of entries, as in the batch
   for (auto end = ending.begin(); end != last; ++end) finish(slot_of(*end), pass, results, num_before);
-  ending.erase(ending.begin(), last);
+  if (last == ending.end()) {
+    ending.clear();
+  } else {
+    ending.erase(ending.begin(), last);
+  }
 }
 
 void Scheduler::finish(std::int32_t slot, std::int64_t pass, std::vector<Outcome>& results,

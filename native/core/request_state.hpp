@@ -118,7 +118,7 @@ struct Batch {
   std::int64_t pass = 0;          // number of the pass that made it
   std::int64_t num_lockstep = 0;  // decodes that have no entry, in front of the entries
 
-  bool empty() const { return entries.empty() && num_lockstep == 0; }
+  bool empty() const { return features.num_tokens == 0; }
 };
 
 }  // namespace simcluster

@@ -108,7 +108,7 @@ class Scheduler {
     std::int64_t num_excluded = 0;       // running, but in no pass any more
     std::int64_t sum_context = 0;        // computed tokens of the decodes
     std::vector<std::int32_t> by_phase;  // how many need a block in the passes of each phase
-    std::vector<End> ends;               // heap, earliest on top; kNoEnd is always there
+    std::vector<End> ends;               // heap, earliest on top, kNoEnd included
     std::vector<End> ending;             // their last token is in flight (asynchronous loop), by pass
   };
 

@@ -16,8 +16,8 @@ std::int32_t decodes_in_flight(const RequestState& r) {
 }
 
 void expect(RequestState& r, const ExpectedEnd& end) {
-  const std::int64_t last = std::max<std::int64_t>(end.output_tokens, r.num_output_tokens + 1);
-  const std::int32_t output = narrow(std::min<std::int64_t>(last, std::numeric_limits<std::int32_t>::max()));
+  constexpr std::int64_t kLargest = std::numeric_limits<std::int32_t>::max();
+  const auto output = narrow(std::clamp<std::int64_t>(end.output_tokens, r.num_output_tokens + 1, kLargest));
   if (end.by_length) {
     r.max_tokens = std::min(output, r.max_tokens);
   } else {

@@ -14,6 +14,8 @@ namespace simcluster {
 // T = b0 + b1*n + b1x*max(n - T0, 0) + b2*S_dec + b3*A_pre + b4*S_dec*[has a prefill] + b5*(prefills), whole
 // picoseconds, so that sums have no rounding and equal inputs give equal times.
 struct StepTimeModel {
+  using Wide = __int128;
+
   Picoseconds b0 = 0;   // per batch
   Picoseconds b1 = 0;   // per token
   Picoseconds b1x = 0;  // per token beyond hinge_tokens
@@ -25,11 +27,27 @@ struct StepTimeModel {
   Picoseconds host = 0;  // scheduling, sampling and processing, per step
 
   // Time of the accelerator. Throws std::overflow_error beyond the clock.
-  Picoseconds device_time(const StepFeatures& f) const;
+  Picoseconds device_time(const StepFeatures& f) const {
+    Wide t = b0 + static_cast<Wide>(b1) * f.num_tokens + static_cast<Wide>(b2) * f.sum_decode_context;
+    if (f.num_tokens > hinge_tokens) t += static_cast<Wide>(b1x) * (f.num_tokens - hinge_tokens);
+    if (f.num_prefills > 0) {
+      t += static_cast<Wide>(b3) * f.prefill_attention;
+      t += static_cast<Wide>(b4) * f.sum_decode_context;
+      t += static_cast<Wide>(b5) * f.num_prefills;
+    }
+    return checked(t);
+  }
   // One period of the loop: T + host (synchronous) or max(T, host) (asynchronous); an empty batch takes 0.
   Picoseconds period(Picoseconds device, bool async) const {
     return async ? std::max(device, host) : device + host;
   }
+  static Picoseconds checked(Wide value) {
+    if (value < 0 || value >= kNever) fail_overflow();
+    return static_cast<Picoseconds>(value);
+  }
+
+ private:
+  [[noreturn]] static void fail_overflow();
 };
 
 // Multiplicative noise per step: a pure hash of (seed, instance, step) picks a row of a table of factors in 2^-32.
