@@ -92,6 +92,7 @@ def compare_policies(
         common.print_json(result)
     else:
         _print(loaded, result, quiet=quiet)
+    common.finish(result)
 
 
 def _rules(
@@ -129,9 +130,9 @@ def _method(loaded: common.Loaded, found: dict[str, Any]) -> list[str]:
     if found["blocks"] is not None:
         lines += [
             f"one trace, {loaded.scenario.workload.trace}, is one sample of traffic: intervals say how sure a"
-            " difference is for traffic like it, nothing about other days",
+            " difference is for traffic like it, nothing about other days; --recipe draws anew for every seed",
             f"paired moving-block bootstrap, {found['blocks']['text']}; {BLOCK_RESAMPLES:,} resamples, percentile"
-            f" intervals; p: twice the share of resamples beyond 0{_holm(others)}",
+            f" intervals widened for few blocks; p: twice the share of resamples beyond 0{_holm(others)}",
         ]
         if len(seeds) > 1:
             lines.append(f"{seed_text(seeds)} draw step times and ties anew for the same requests; means over them")

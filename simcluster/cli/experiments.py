@@ -42,6 +42,7 @@ __all__ = [
     "Trace",
     "Workers",
     "chosen_rates",
+    "finish",
     "load",
     "open_runner",
     "print_all",
@@ -180,7 +181,7 @@ def _progress(console: Console, *, show: bool) -> Iterator[Callable[[int, int], 
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("cells", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -190,6 +191,15 @@ def quietly(lines: Sequence[str], *, quiet: bool) -> None:
     if not quiet:
         for line in lines:
             Console(stderr=True).print(line, style="yellow", highlight=False, markup=False)
+
+
+def finish(result: dict[str, Any]) -> None:
+    """End with exit code 1 and one line if cells have no result."""
+    failed = result["failures"]
+    if failed:
+        total = len(failed) + len(result["cells"])
+        sys.stderr.write(f"{len(failed)} of {total} cells have no result; the first says: {failed[0]['error']}\n")
+        raise typer.Exit(1)
 
 
 def print_json(content: Any) -> None:

@@ -86,6 +86,7 @@ def sweep_fields(
         common.print_json(result)
     else:
         _print(loaded, result, quiet=quiet)
+    common.finish(result)
 
 
 def _check_axes(axes: list[Axis], rates: str | None) -> None:

@@ -217,8 +217,8 @@ def _choose_blocks(results: Mapping[Place, CellResult], wanted: int | None) -> B
         n = len(sent)
         arrival, end = columns["arrival_ns"][sent].astype(np.int64), columns["end_ns"][sent].astype(np.int64)
         longest = max(longest, longest_busy_run(arrival, end))
-    if wanted is not None and wanted > n:
-        raise ConfigError(f"--block-requests = {wanted}; must be at most {n}, the requests of the trace")
+    if n < 2 * (wanted or 1):
+        raise ConfigError(f"--block-requests = {wanted or 1}; at least two blocks must fit into the {n} requests")
     shortest = math.ceil(n ** (1 / 3))
     chosen = wanted or max(1, min(max(longest, shortest), n // _FEWEST_BLOCKS))
     return Blocks(chosen, longest, n)
@@ -237,7 +237,9 @@ def _block_values(
         found = [metric_value(each.summary, metric) for each in results.values()]
         known = [value for value in found if value is not None]
         is_known = len(known) == len(found) and not np.isnan(sums[name]).any()
-        values[name] = BlockValues(float(np.mean(known)), sums[name]) if is_known else None
+        values[name] = (
+            BlockValues(float(np.mean(known)), sums[name], blocks.num_requests // blocks.length) if is_known else None
+        )
     return values
 
 

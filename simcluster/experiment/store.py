@@ -36,7 +36,7 @@ class CellStore:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             requests = pq.read_table(path.with_suffix(".parquet")) if cell.keep_requests else None
             return CellResult(content["summary"], content["notes"], requests)
-        except (OSError, ValueError, KeyError, pa.ArrowInvalid):
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowInvalid):
             return None
 
     def save(self, cell: Cell, result: CellResult) -> None:

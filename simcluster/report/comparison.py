@@ -107,7 +107,7 @@ def _pairs(
             outcome = _outcome(each, p_holm, metric)
             needed = 0 if is_one_trace else pairs_needed(len(compared))
             finding = Finding(policy, reference, outcome, each, metrics[metric.name]["relative"], needed)
-            row |= {"outcome": outcome, "verdict": verdict(finding, metric.higher_is_better)}
+            row |= {"outcome": outcome, "verdict": verdict(finding)}
         else:
             row |= {"outcome": "unknown", "verdict": f"{policy} and {reference} have no {metric.label} to compare"}
         result.append(row)

@@ -90,22 +90,32 @@ class SeedValues:
 
 @dataclass(frozen=True, slots=True)
 class BlockValues:
-    """The value of one trace and those of its resamples; resample k holds the same requests for every policy."""
+    """The value of one trace and those of its resamples; resample k holds the same requests for every policy.
+
+    Attributes:
+        mean: the metric of the trace.
+        replicates: that of each resample.
+        blocks: how many blocks fit into the trace.
+    """
 
     mean: float
     replicates: FloatArray
+    blocks: int
 
     def interval(self) -> Interval | None:
         """Return the interval over the resamples."""
-        return percentile_interval(self.replicates)
+        return percentile_interval(self.replicates, self.blocks)
 
     def minus(self, other: Self) -> Difference | None:
         """Return the difference, resample by resample."""
         differences = self.replicates - other.replicates
-        return Difference(self.mean - other.mean, percentile_interval(differences), bootstrap_p(differences), 1)
+        return Difference(
+            self.mean - other.mean, percentile_interval(differences, self.blocks), bootstrap_p(differences), 1
+        )
 
     def area_with(self, others: Sequence[Self], rates: Sequence[float]) -> Self:
         """Return the area, resample by resample."""
         curves = [self, *others]
         mean = area_under(rates, np.array([[curve.mean] for curve in curves]))
-        return type(self)(float(mean[0]), area_under(rates, np.array([curve.replicates for curve in curves])))
+        replicates = area_under(rates, np.array([curve.replicates for curve in curves]))
+        return type(self)(float(mean[0]), replicates, self.blocks)

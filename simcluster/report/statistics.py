@@ -22,6 +22,7 @@ __all__ = [
     "block_quantiles",
     "block_starts",
     "bootstrap_p",
+    "expanded_level",
     "holm",
     "longest_busy_run",
     "mean_interval",
@@ -45,12 +46,20 @@ class Interval(NamedTuple):
     high: float
 
 
+def expanded_level(n: int, level: float = LEVEL) -> float:
+    """Return the level at which a bootstrap of n values has the level that is wanted.
+
+    With few values it would be too narrow: it resamples from a sample whose deviation is too small by
+    sqrt((n - 1) / n), and takes normal quantiles where Student's belong.
+
+    Source: Hesterberg, The American Statistician 69(4), 2015, section 5.3.
+    """
+    quantile = math.sqrt(n / (n - 1)) * float(stats.t.ppf((1 + level) / 2, n - 1))
+    return min(1 - 2 * float(stats.norm.sf(quantile)), 1 - 1e-12)
+
+
 def mean_interval(values: FloatArray, rng: np.random.Generator, level: float = LEVEL) -> Interval | None:
     """Return a bootstrap interval of a mean: BCa, widened for small samples.
-
-    A bootstrap of few values is too narrow: it resamples from a sample whose deviation is too small by
-    sqrt((n - 1) / n) and takes normal quantiles where Student's belong. The level is raised so that with
-    symmetric values the interval is about Student's.
 
     Args:
         values: (n,) independent values.
@@ -60,22 +69,26 @@ def mean_interval(values: FloatArray, rng: np.random.Generator, level: float = L
     Returns:
         The interval; None below two values.
 
-    Source: BCa: Efron 1987; expanded level: Hesterberg, The American Statistician 69(4), 2015, section 5.3.
+    Source: BCa: Efron 1987.
     """
-    n = len(values)
-    if n < 2:
+    if len(values) < 2:
         return None
     low, high = float(values.min()), float(values.max())
     if low == high:
         return Interval(low, high)
-    quantile = math.sqrt(n / (n - 1)) * float(stats.t.ppf((1 + level) / 2, n - 1))
-    raised = min(1 - 2 * float(stats.norm.sf(quantile)), 1 - 1e-12)
+    centre = float(values.mean())
+    scale = max(high - centre, centre - low)  # to unit size: cubes of tiny values would vanish
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
         found = stats.bootstrap(
-            (values,), np.mean, axis=-1, n_resamples=RESAMPLES, confidence_level=raised, method="BCa", rng=rng
+            ((values - centre) / scale,),
+            np.mean,
+            n_resamples=RESAMPLES,
+            confidence_level=expanded_level(len(values), level),
+            method="BCa",
+            rng=rng,
         ).confidence_interval
-    ends = float(found.low), float(found.high)
+    ends = centre + scale * float(found.low), centre + scale * float(found.high)
     return Interval(*ends) if all(map(math.isfinite, ends)) else Interval(low, high)
 
 
@@ -185,8 +198,15 @@ def block_quantiles(values: FloatArray, starts: IntArray, block: int, q: float) 
     return result
 
 
-def percentile_interval(replicates: FloatArray, level: float = LEVEL) -> Interval:
-    """Return the interval between two percentiles of resampled values."""
+def percentile_interval(replicates: FloatArray, blocks: int, level: float = LEVEL) -> Interval:
+    """Return the interval between two percentiles of resampled values, widened for few blocks.
+
+    Args:
+        replicates: the resampled values.
+        blocks: how many blocks fit into the trace, at least 2.
+        level: wanted level.
+    """
+    level = expanded_level(blocks, level)
     low, high = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high))
 

@@ -40,12 +40,11 @@ def _decimals(finding: Finding) -> int:
     return 4 if width <= 0 else min(max(1 - math.floor(math.log10(width)), 0), 9)
 
 
-def verdict(finding: Finding, higher_is_better: bool) -> str:
+def verdict(finding: Finding) -> str:
     """Say in one sentence which policy is better by how much, or that no difference is shown.
 
     Args:
         finding: what was found.
-        higher_is_better: the good direction of the metric.
     """
     each = finding.difference
     digits = _decimals(finding)
@@ -63,8 +62,7 @@ def verdict(finding: Finding, higher_is_better: bool) -> str:
         if 0 < each.pairs < finding.pairs_needed:
             text += f"; {each.pairs} seeds can never show one here, at least {finding.pairs_needed} are needed"
         return text
-    direction = "" if higher_is_better else "lower, " if each.value < 0 else "higher, "
-    return f"{finding.policy} {finding.outcome} than {finding.reference} by {direction}{by}{share}, {interval}"
+    return f"{finding.policy} {finding.outcome} than {finding.reference} by {by}{share}, {interval}"
 
 
 def winner_text(best: str, tied: Sequence[str]) -> str:
