@@ -7,7 +7,6 @@ import polars as pl
 import pyarrow as pa
 
 from simcluster.report.metrics import Window
-from simcluster.report.statistics import FloatArray
 
 __all__ = ["MEANS", "QUANTILES", "request_values"]
 
@@ -56,7 +55,7 @@ def request_values(
     rows = np.array([position[request_id] for request_id in requests["request_id"]], dtype=np.int64)
     result: dict[str, pa.Array] = {}
     for name in columns:
-        values: FloatArray = np.full(len(request_ids), np.nan)
+        values = np.full(len(request_ids), np.nan)
         values[rows] = counted[name].to_numpy()
         result[name] = pa.array(values)
     for name in ("arrival_ns", "end_ns"):
