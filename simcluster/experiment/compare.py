@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from simcluster.report.statistics import (
     block_means,
     block_quantiles,
     block_starts,
-    longest_busy_run,
+    memory,
 )
 
 __all__ = ["Blocks", "Rules", "compare"]
@@ -48,22 +48,29 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How one trace was cut: block length, longest busy stretch and trace length [requests]."""
+    """How one trace was cut.
+
+    Attributes:
+        length: requests per block.
+        num_requests: requests of the trace.
+        memory: for how many requests it can be felt what happened to one, by policy; the longest of all rates.
+    """
 
     length: int
-    longest_busy: int
     num_requests: int
+    memory: dict[str, int]
 
     @property
     def text(self) -> str:
         """The blocks, for people."""
         text = f"blocks of {self.length:,} of {self.num_requests:,} requests"
-        if self.length < self.longest_busy:
-            return (
-                f"{text}; the cluster was busy for up to {self.longest_busy:,} requests on end, so that blocks are not "
-                "independent and intervals may be too narrow"
-            )
-        return f"{text}, at least as long as the longest busy stretch ({self.longest_busy:,} requests)"
+        longer = [f"{policy} ({number:,})" for policy, number in self.memory.items() if number > self.length]
+        if not longer:
+            return f"{text}, longer than any backlog or 99 of 100 answers last ({max(self.memory.values()):,})"
+        return (
+            f"{text}; backlogs or answers last longer than a block under {', '.join(longer)}: intervals with these are "
+            "too narrow, by far where that is most of the trace"
+        )
 
 
 def compare(plan: Plan, seeds: Sequence[int], runner: Runner, rules: Rules) -> dict[str, Any]:
@@ -148,14 +155,7 @@ def _compare(plan: Plan, outcomes: Mapping[Place, Outcome], rules: Rules) -> dic
         "needs_truth": needs_truth,
         "loads": loads,
         "area": area,
-        "blocks": None
-        if blocks is None
-        else {
-            "length": blocks.length,
-            "longest_busy": blocks.longest_busy,
-            "num_requests": blocks.num_requests,
-            "text": blocks.text,
-        },
+        "blocks": None if blocks is None else asdict(blocks) | {"text": blocks.text},
     }
 
 
@@ -209,19 +209,21 @@ def _columns(result: CellResult) -> dict[str, FloatArray]:
 
 
 def _choose_blocks(results: Mapping[Place, CellResult], wanted: int | None) -> Blocks:
-    """Choose blocks at least as long as the longest busy stretch, unless fewer than ten would fit."""
-    longest = n = 0
-    for each in results.values():
+    """Choose blocks as long as anything lasts, unless fewer than ten would fit."""
+    lasting: dict[str, int] = {}
+    n = 0
+    for place, each in results.items():
         columns = _columns(each)
+        n = len(columns["arrival_ns"])
         sent = columns["arrival_ns"] >= 0
-        n = len(sent)
-        arrival, end = columns["arrival_ns"][sent].astype(np.int64), columns["end_ns"][sent].astype(np.int64)
-        longest = max(longest, longest_busy_run(arrival, end))
+        names = ("arrival_ns", "scheduled_ns", "end_ns", "instance")
+        found = memory(*(columns[name][sent].astype(np.int64) for name in names))
+        lasting[place.policy] = max(lasting.get(place.policy, 0), found)
     if n < 2 * (wanted or 1):
         raise ConfigError(f"--block-requests = {wanted or 1}; at least two blocks must fit into the {n} requests")
     shortest = math.ceil(n ** (1 / 3))
-    chosen = wanted or max(1, min(max(longest, shortest), n // _FEWEST_BLOCKS))
-    return Blocks(chosen, longest, n)
+    chosen = wanted or max(1, min(max(shortest, *lasting.values()), n // _FEWEST_BLOCKS))
+    return Blocks(chosen, n, lasting)
 
 
 def _block_values(

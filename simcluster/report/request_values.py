@@ -32,7 +32,7 @@ def request_values(
 
     Returns:
         n rows in the trace's order: on_time_utility, good, negative_utility, cost_micro_usd, ttft_s, NaN where the
-        request does not count; arrival_ns and end_ns, -1 where there is none.
+        request does not count; arrival_ns, scheduled_ns, end_ns and the number of its instance, -1 where there is none.
     """
     arrived = window.holds("arrival_ns")
     finished = pl.col("status") == "finished"
@@ -58,8 +58,10 @@ def request_values(
         values = np.full(len(request_ids), np.nan)
         values[rows] = counted[name].to_numpy()
         result[name] = pa.array(values)
-    for name in ("arrival_ns", "end_ns"):
-        instants = np.full(len(request_ids), -1, dtype=np.int64)
-        instants[rows] = requests[name].fill_null(-1).to_numpy()
-        result[name] = pa.array(instants)
+    numbers = {name: pl.col(name) for name in ("arrival_ns", "scheduled_ns", "end_ns")}
+    where = requests.select(**numbers, instance=pl.col("instance").rank("dense").cast(pl.Int64)).fill_null(-1)
+    for name in where.columns:
+        whole = np.full(len(request_ids), -1, dtype=np.int64)
+        whole[rows] = where[name].to_numpy()
+        result[name] = pa.array(whole)
     return pa.table(result)

@@ -24,8 +24,9 @@ __all__ = [
     "bootstrap_p",
     "expanded_level",
     "holm",
-    "longest_busy_run",
+    "longest_run",
     "mean_interval",
+    "memory",
     "pairs_needed",
     "percentile_interval",
     "wilcoxon_p",
@@ -143,19 +144,48 @@ def area_under(rates: Sequence[float], values: FloatArray) -> FloatArray:
 # ---- one trace: moving blocks ------------------------------------------------------------------------------------
 
 
-def longest_busy_run(arrival: IntArray, end: IntArray) -> int:
-    """Return the most requests that follow each other without the system ever being empty.
+def longest_run(arrival: IntArray, until: IntArray) -> tuple[int, int]:
+    """Return start and end of the longest stretch of time that intervals cover without a gap.
 
     Args:
-        arrival: (n,) arrivals, in any order.
-        end: (n,) ends; negative for a request without one.
+        arrival: (n,) starts of the intervals, in any order, n >= 1.
+        until: (n,) their ends.
+    """
+    order = np.argsort(arrival, kind="stable")
+    start, reach = arrival[order], np.maximum.accumulate(until[order])
+    first = np.flatnonzero(np.concatenate(([True], start[1:] > reach[:-1])))
+    last = np.append(first[1:], len(start)) - 1
+    k = int(np.argmax(reach[last] - start[first]))
+    return int(start[first[k]]), int(reach[last[k]])
+
+
+def memory(arrival: IntArray, scheduled: IntArray, end: IntArray, instance: IntArray) -> int:
+    """Return for how many requests it can be felt what happened to one of them.
+
+    That is as long as requests queue at an instance without a break, or as 99 of 100 requests are there.
+
+    Args:
+        arrival: (n,) arrivals of the requests that were sent.
+        scheduled: (n,) starts of their first steps; negative without one.
+        end: (n,) their ends; negative without one.
+        instance: (n,) where they went; negative for nowhere.
+
+    Returns:
+        A number of requests.
     """
     if len(arrival) == 0:
         return 0
-    order = np.argsort(arrival, kind="stable")
-    last = np.maximum.accumulate(np.where(end < 0, np.iinfo(np.int64).max, end)[order])
-    starts = np.flatnonzero(np.concatenate(([True], arrival[order][1:] > last[:-1])))
-    return int(np.max(np.diff(np.append(starts, len(arrival)))))
+    horizon = max(int(arrival.max()), int(end.max()))
+    end = np.where(end < 0, horizon, end)
+    waited = np.where(scheduled < 0, end, scheduled)
+    ordered = np.sort(arrival)
+    lives = np.searchsorted(ordered, end, "right") - np.searchsorted(ordered, arrival, "left")
+    longest: int = math.ceil(np.quantile(lives, 0.99))
+    for each in np.unique(instance[instance >= 0]):
+        here = instance == each
+        low, high = longest_run(arrival[here], waited[here])
+        longest = max(longest, int(np.searchsorted(ordered, high, "right") - np.searchsorted(ordered, low, "left")))
+    return longest
 
 
 def block_starts(n: int, block: int, rng: np.random.Generator, resamples: int = BLOCK_RESAMPLES) -> IntArray:

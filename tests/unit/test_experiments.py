@@ -382,10 +382,11 @@ def test_one_trace_is_compared_by_blocks_and_says_so(tmp_path: Path, monkeypatch
     assert code == 0
     result = json.loads(out)
     assert result["seeds"] == [1]
-    assert (result["blocks"]["length"], result["blocks"]["longest_busy"]) == (10, 10)
+    assert result["blocks"]["length"] == 10
+    assert result["blocks"]["memory"] == {"always_busiest": 10, "round_robin": 10}
     text = " ".join(result["method"])
     assert "one trace, t.parquet, is one sample of traffic" in text
-    assert "blocks of 10 of 120 requests, at least as long as the longest busy stretch (10 requests)" in text
+    assert "blocks of 10 of 120 requests, longer than any backlog or 99 of 100 answers last (10)" in text
     pair = result["loads"][0]["pairs"][0]["metrics"]["on_time_utility"]
     assert pair["interval"][0] <= pair["difference"] <= pair["interval"][1]
 

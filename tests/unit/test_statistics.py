@@ -17,8 +17,9 @@ from simcluster.report.statistics import (
     block_starts,
     bootstrap_p,
     holm,
-    longest_busy_run,
+    longest_run,
     mean_interval,
+    memory,
     pairs_needed,
     percentile_interval,
     wilcoxon_p,
@@ -123,16 +124,32 @@ def test_area_by_hand() -> None:
 # ---- blocks of one trace -----------------------------------------------------------------------------------------
 
 
-def test_the_longest_busy_run_ends_where_everybody_has_left() -> None:
+def test_the_longest_run_ends_where_everybody_has_left() -> None:
     # 0-5, 3-4 and 4-9 overlap; 9 arrives as the last one leaves and is together with it; 20 stands alone.
     arrival, end = np.array([20, 0, 3, 4, 9]), np.array([22, 5, 4, 9, 12])
-    assert longest_busy_run(arrival, end) == 4
-    assert longest_busy_run(arrival[:1], end[:1]) == 1
-    assert longest_busy_run(arrival[:0], end[:0]) == 0
+    assert longest_run(arrival, end) == (0, 12)
+    assert longest_run(arrival[:1], end[:1]) == (20, 22)
 
 
-def test_a_request_without_an_end_keeps_the_system_busy() -> None:
-    assert longest_busy_run(np.array([0, 10, 20]), np.array([-1, 11, 21])) == 3
+def test_the_memory_is_that_of_the_longest_queue_at_one_instance() -> None:
+    # Instance 0 has a queue from 0 to 25: arrivals at 0, 5, 10, 20 see it, and so does 15 at instance 1.
+    arrival, instance = np.array([0, 5, 10, 15, 20, 40, 50]), np.array([0, 0, 0, 1, 0, 0, 1])
+    scheduled = np.array([8, 12, 22, 15, 25, 40, 50])
+    assert memory(arrival, scheduled, scheduled, instance) == 5
+    two_queues = np.array([0, 1, 0, 1, 0, 0, 1])  # 0-8, 10-22 and 20-25 at 0; 5-12 at 1
+    assert memory(arrival, scheduled, scheduled, two_queues) == 3
+
+
+def test_the_memory_is_at_least_as_long_as_answers_take() -> None:
+    arrival = np.arange(0, 100, 10)
+    assert memory(arrival, arrival, arrival + 35, np.zeros(10, dtype=np.int64)) == 4
+    assert memory(arrival[:0], arrival[:0], arrival[:0], arrival[:0]) == 0
+
+
+def test_a_request_that_is_never_scheduled_queues_to_the_end() -> None:
+    arrival = np.arange(0, 100, 10)
+    scheduled = np.where(arrival == 30, -1, arrival)
+    assert memory(arrival, scheduled, scheduled, np.zeros(10, dtype=np.int64)) == 7
 
 
 def test_block_means_and_quantiles_are_those_of_the_written_out_resample() -> None:
