@@ -472,5 +472,5 @@ def bench_round_robin(engines: Sequence[Engine], prompt_tokens: Annotated[NDArra
 
 def bench_estimates(view: InstanceView, snapshot: Snapshot | None, prompt_tokens: int, output_tokens: int, at: int, repeats: int) -> int:
     """
-    Estimate the same request `repeats` times, each time from the snapshot anew unless it is None; the first token [ps].
+    Estimate a request `repeats` times, each time from the snapshot anew unless it is None; the first token [ps].
     """

@@ -62,24 +62,24 @@ def bench(
     wanted = figures.chosen(names, count_instructions=instructions)
     with _progress(show=not quiet) as progress:
         measured = figures.measure_figures(wanted, quick=quick, on_start=progress)
-    _show(figures.report(measured), "how fast", _FIGURE_HEAD, _figure_rows(measured), as_json, markdown)
+    size = "\n[dim]{}[/]" if not markdown else " ({})" if quick else ""
+    _show(figures.report(measured), "how fast", _FIGURE_HEAD, _figure_rows(measured, size), as_json, markdown)
 
 
-_FIGURE_HEAD = ("figure", "what", "value", "lowest to highest", "unit", "goal", "met", "size of it")
+_FIGURE_HEAD = ("figure", "what", "value", "lowest to highest", "unit", "goal", "met")
 _COST_HEAD = ("what grows", "size", "cost", "lowest to highest", "unit", "instructions", "exponent")
 
 
-def _figure_rows(measured: list[figures.Figure]) -> list[_Row]:
+def _figure_rows(measured: list[figures.Figure], size: str) -> list[_Row]:
     return [
         (
             each.name,
-            each.benchmark.what,
+            each.benchmark.what + size.format(each.measured.size),
             _number(each.measured.value),
             _spread(each.measured.low, each.measured.high),
             each.benchmark.unit,
             str(each.benchmark.goal),
             {True: "yes", False: "NO", None: "-"}[each.met],
-            each.measured.size,
         )
         for each in measured
     ]
@@ -116,7 +116,7 @@ def _show(report: dict[str, Any], title: str, head: _Row, rows: list[_Row], as_j
     machine = report["machine"]
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['compiler']}, Python {machine['python']}"
     if markdown:
-        used = [k for k, name in enumerate(head) if name != "size of it" and any(row[k] for row in rows)]
+        used = [k for k in range(len(head)) if any(row[k] for row in rows)]
         lines = [[head[k] for k in used], ["---"] * len(used), *([row[k] for k in used] for row in rows)]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         sys.stdout.write(f"Measured on {report['date']}: {where}.\n\n{table}\n")
@@ -126,8 +126,7 @@ def _show(report: dict[str, Any], title: str, head: _Row, rows: list[_Row], as_j
         right = name in {"value", "cost", "size", "instructions", "exponent"}
         grid.add_column(name, justify="right" if right else "left", no_wrap=True)
     for row in rows:
-        styled = [f"[bold red]{cell}[/]" if cell == "NO" else cell for cell in row]
-        grid.add_row(*styled)
+        grid.add_row(*(f"[bold red]{cell}[/]" if cell == "NO" else cell for cell in row))
     needed = Measurement.get(_WIDE, _WIDE.options, grid).maximum  # wider than the terminal rather than folded
     Console(width=max(Console().width, needed)).print(grid)
     Console().print(where, style="dim", highlight=False)
