@@ -5,6 +5,7 @@
     |-- TraceError          a trace file is unreadable or breaks the schema
     |-- CardError           a calibration card is unreadable or incomplete
     |-- CalibrationError    measurements do not determine what was asked of them
+    |-- PredictorError      a predictor file or a table for it is unreadable or does not fit
     |-- SimulationError     the engine cannot go on (livelock)
     |-- PolicyError         a user's policy raised an exception or chose no instance
     `-- ConformanceError    a recorded scenario file is unreadable
@@ -19,6 +20,7 @@ __all__ = [
     "ConfigError",
     "ConformanceError",
     "PolicyError",
+    "PredictorError",
     "SimclusterError",
     "SimulationError",
     "TraceError",
@@ -43,6 +45,10 @@ class CardError(SimclusterError):
 
 class CalibrationError(SimclusterError):
     """Measurements do not determine what was asked of them."""
+
+
+class PredictorError(SimclusterError):
+    """A predictor file or a table for it is unreadable or does not fit."""
 
 
 class SimulationError(SimclusterError):

@@ -25,6 +25,8 @@ class Stream(IntEnum):
     STATES = 8
     SESSIONS = 9
     PREDICTIONS = 10
+    PROMPT_TEXTS = 20
+    PREDICTION_ERRORS = 21
 
 
 def generator(seed: int, stream: Stream, replication: int = 0) -> np.random.Generator:

@@ -24,6 +24,7 @@ __all__ = [
     "Measure",
     "Noise",
     "Output",
+    "PredictionError",
     "Price",
     "Routing",
     "Scenario",
@@ -125,6 +126,15 @@ class Cluster(_Model):
     instances: Annotated[list[Instance], Field(min_length=1)]
 
 
+class PredictionError(_Model):
+    """What is wrong with predicted answer lengths, for what-if experiments; drawn per request and model."""
+
+    length_bias: _Factor = Field(1.0, description="mean factor on predicted lengths; below 1: too short")
+    length_sigma: Annotated[float, Field(ge=0, le=5)] = Field(
+        0.0, description="deviation of the logarithm of a log-normal factor"
+    )
+
+
 class Routing(_Model):
     """Who decides, by what objective, and how stale the view is."""
 
@@ -142,6 +152,13 @@ class Routing(_Model):
     )
     overlay: bool = Field(True, description="count own requests sent after the snapshot")
     router_delay_s: _Delay = Field(0.0, description="from the decision to the instance")
+    predictor: _Text = Field(
+        "means",
+        description="means: the trace's own per task and model; or a predictor file, or a shipped one's name: the "
+        "trace then needs prompts",
+    )
+    tokenizer: _Text | None = Field(None, description="tokenizer.json that the predictor was trained with")
+    prediction_error: PredictionError = Field(default_factory=PredictionError)
 
     @model_validator(mode="after")
     def _not_too_often(self) -> Self:

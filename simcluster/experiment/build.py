@@ -10,7 +10,8 @@ from simcluster.card import Card, load_card
 from simcluster.engine_options import resolve_engine_options
 from simcluster.errors import ConfigError, TraceError
 from simcluster.instance import InstanceSpec, TrueModel, lognormal_factors, step_time_model
-from simcluster.predict.means import task_means
+from simcluster.predict.beliefs import beliefs
+from simcluster.predict.cost import expected_cost
 from simcluster.request import FloatArray, IntArray, PrefixHashes, RequestColumns, RequestTruth
 from simcluster.rng import Stream, generator
 from simcluster.scenario import Instance, Scenario, Slo, Workload
@@ -47,7 +48,7 @@ def build_world(scenario: Scenario, path: Path) -> World:
     for spec in instances:  # without shared prefixes block identities never matter, and counts are kept instead
         spec.engine.shared_prefixes = trace.prefix_offsets is not None
     _check_closed_loop(scenario, path, trace)
-    known, truth = _build_requests(scenario, path, trace, instances, notes)
+    known, truth = _build_requests(scenario, path, trace, instances, notes, inputs)
     inputs["cards"] = {card.name: card.source_sha256 for card in cards}
     return World(
         instances=tuple(instances),
@@ -201,7 +202,12 @@ def _recipe_of(workload: Workload, source: Path) -> Recipe:
 
 
 def _build_requests(
-    scenario: Scenario, path: Path, trace: Trace, instances: list[InstanceSpec], notes: list[str]
+    scenario: Scenario,
+    path: Path,
+    trace: Trace,
+    instances: list[InstanceSpec],
+    notes: list[str],
+    inputs: dict[str, Any],
 ) -> tuple[RequestColumns, RequestTruth]:
     entries = [(number, item) for number, item in enumerate(scenario.cluster.instances) for _ in range(item.replicas)]
     first, group_of_instance = _groups(instances, [item for _, item in entries])
@@ -214,7 +220,8 @@ def _build_requests(
         notes.append(f"the trace has no answer lengths for {', '.join(missing)}: its output_tokens holds for them")
     output: IntArray = np.stack([by_model.get(m, trace.output_tokens) for m in models], axis=1)
     quality = _quality(path, trace, models, [entries[j] for j in first], notes)
-    known = _known(scenario, trace, group_specs, group_of_instance, prompt, output, quality, notes)
+    lengths, expected_quality = beliefs(scenario, path, trace, models, output, quality, notes, inputs)
+    known = _known(scenario, trace, group_specs, group_of_instance, prompt, lengths, expected_quality, notes)
     truth = RequestTruth(
         output_tokens=output,
         quality=quality,
@@ -268,17 +275,15 @@ def _known(
     groups: list[InstanceSpec],
     group_of_instance: IntArray,
     prompt: IntArray,
-    output: IntArray,
-    quality: FloatArray,
+    lengths: FloatArray,
+    expected_quality: FloatArray,
     notes: list[str],
 ) -> RequestColumns:
-    """Fill in what routers believe: means over the trace per task and model."""
-    expected, expected_quality = _predictions(trace, [spec.model for spec in groups], output, quality, notes)
+    """Put together what routers believe; answers are expected to end at the client's limit at the latest."""
+    expected = np.maximum(np.rint(lengths), 1).astype(np.int64)
     limit = trace.max_tokens[:, None]
     expected = np.where(limit > 0, np.minimum(expected, np.maximum(limit, 1)), expected)
-    price_in = np.array([spec.price_in for spec in groups])
-    price_out = np.array([spec.price_out for spec in groups])
-    cost = prompt * price_in + expected * price_out
+    cost = expected_cost(prompt, expected, [(spec.price_in, spec.price_out) for spec in groups])
     return RequestColumns(
         group_of_instance=group_of_instance,
         arrival_ps=trace.arrival_ns * PS_PER_NS,
@@ -292,26 +297,6 @@ def _known(
         prefix=_prefix_hashes(trace),
         session_id=trace.session_id,
     )
-
-
-def _predictions(
-    trace: Trace, models: list[str], output: IntArray, quality: FloatArray, notes: list[str]
-) -> tuple[IntArray, FloatArray]:
-    """Return the answer lengths [tokens] and qualities that routers expect, (n, j): the trace's own, else its means."""
-    expected = np.maximum(np.rint(task_means(output.astype(np.float64), trace.task)), 1).astype(np.int64)
-    expected_quality = task_means(quality, trace.task)
-    by_means = "per task and model" if trace.task is not None else "per model"
-    for what, values, given in (
-        ("answer length", expected, trace.predicted_output_tokens_by_model),
-        ("quality", expected_quality, trace.predicted_quality_by_model),
-    ):
-        for column, model in enumerate(models):
-            if model in given:
-                values[:, column] = given[model]
-                notes.append(f"routers know the {what} as the trace predicts it per request")
-            else:
-                notes.append(f"routers predict the {what} by the trace's own means {by_means}")
-    return expected, expected_quality
 
 
 def _prefix_hashes(trace: Trace) -> PrefixHashes | None:
