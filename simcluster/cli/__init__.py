@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import simcluster
-from simcluster.cli import bench, compare, conformance, policy, run, scenario, sweep, trace
+from simcluster.cli import bench, compare, conformance, policy, predictors, run, scenario, sweep, trace
 from simcluster.errors import SimclusterError
 from simcluster.validation import one_line
 
@@ -33,6 +33,7 @@ app.add_typer(policy.app, name="policy")
 app.add_typer(conformance.app, name="conformance")
 app.add_typer(trace.app, name="trace")
 app.command("bench")(bench.bench)
+app.add_typer(predictors.app, name="predictors")
 
 
 def _print_version(value: bool) -> None:

@@ -286,6 +286,7 @@ class Recipe(_Strict):
         arrivals: when requests arrive.
         lengths: how long they are, instead of tasks.
         sessions: conversations of several turns.
+        prompts: `synthetic`: make prompt texts that fit tasks and lengths.
     """
 
     name: Text
@@ -303,6 +304,7 @@ class Recipe(_Strict):
     arrivals: Annotated[Arrivals, Field(discriminator="kind")] | None = None
     lengths: Annotated[DrawnLengths | FileLengths | ServeGenLengths, Field(discriminator="kind")] | None = None
     sessions: Sessions | None = None
+    prompts: Literal["synthetic"] | None = None
     _folder: Path = PrivateAttr(default_factory=Path)
 
     @property
@@ -347,6 +349,8 @@ class Recipe(_Strict):
             given.append("predictions")
         if self.lengths is not None and given:
             raise ValueError(f"{given[0]} belongs to tasks; give either tasks or lengths")
+        if self.prompts is not None and (self.lengths is not None or self.sessions is not None):
+            raise ValueError("prompts; texts are made for tasks without sessions; remove one of them")
         if self.lengths is None and len(given) < len(names):
             missing = next(name for name in names if name not in given)
             raise ValueError(f"{missing} is missing; it is required without lengths; add it")

@@ -17,6 +17,7 @@ from simcluster.workload.arrivals import (
     poisson_arrivals_ns,
 )
 from simcluster.workload.lengths_file import read_length_pairs
+from simcluster.workload.prompts import draw_prompts
 from simcluster.workload.recipe import (
     Closed,
     Constant,
@@ -202,6 +203,9 @@ def _content(recipe: Recipe, draft: _Draft, replication: int) -> dict[str, Any]:
     assert mix is not None  # validated: tasks or lengths
     owner = turns.session if turns is not None and recipe.sessions is not None else None
     drawn = draw_mix(mix, n, recipe.seed, replication, owner)
+    texts = {}
+    if recipe.prompts is not None:
+        texts["prompt"] = draw_prompts(mix, drawn, generator(recipe.seed, Stream.PROMPT_TEXTS, replication))
     return {
         "prompt_tokens": drawn.prompt_tokens,
         "output_tokens": drawn.output_tokens[mix.output_tokens_of],
@@ -211,6 +215,7 @@ def _content(recipe: Recipe, draft: _Draft, replication: int) -> dict[str, Any]:
         "quality_by_model": drawn.quality,
         "predicted_output_tokens_by_model": drawn.predicted_output_tokens,
         "predicted_quality_by_model": drawn.predicted_quality,
+        **texts,
     }
 
 

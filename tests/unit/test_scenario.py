@@ -338,6 +338,7 @@ BINDING: dict[str, tuple[Any, dict[str, Any]]] = {
     "routing.replicas": (2, {"policy": "shortest_queue", "routing": STALE}),
     "routing.overlay": (False, {"policy": "shortest_queue", "routing": STALE}),
     "routing.router_delay_s": (0.004, {}),
+    "routing.prediction_error": ({"length_bias": 0.2, "length_sigma": 1.0}, {"policy": "sfs"}),
     "measure.horizon_s": (0.1, {}),
     "measure.warmup_s": (0.1, {}),
     "measure.drain": (False, {}),
@@ -371,6 +372,8 @@ NOT_HERE = {
     "workload.rate_rps",  # these two need a recipe: test_paper_scenarios.py
     "workload.burst_ratio",
     "routing.policies",
+    "routing.predictor",  # tests/unit/test_beliefs.py
+    "routing.tokenizer",
 }
 
 
