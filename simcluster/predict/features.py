@@ -108,8 +108,12 @@ def fit_projection(prompts: Sequence[IntArray], rng: np.random.Generator) -> Pro
     shares = np.stack([bucket_shares(prompts[k]) for k in chosen])
     mean = shares.mean(axis=0)
     centred = shares - mean
-    _, sizes, rows = np.linalg.svd(centred.T @ centred, hermitian=True)
-    rows = rows[:COMPONENTS][sizes[:COMPONENTS] > 1e-12 * max(sizes[0], 1e-300)]
+    if len(centred) <= BUCKETS:
+        _, sizes, rows = np.linalg.svd(centred, full_matrices=False)
+    else:  # many prompts: the same rows from the 512 x 512 products, in a fraction of the time
+        _, squares, rows = np.linalg.svd(centred.T @ centred, hermitian=True)
+        sizes = np.sqrt(squares)
+    rows = rows[:COMPONENTS][sizes[:COMPONENTS] > 1e-6 * max(sizes[0], 1e-300)]
     largest = rows[np.arange(len(rows)), np.abs(rows).argmax(axis=1)]
     components = np.zeros((BUCKETS, COMPONENTS), dtype=np.int64)
     components[:, : len(rows)] = np.rint(rows.T * np.where(largest < 0, -1, 1) * UNIT)
