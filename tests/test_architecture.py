@@ -22,12 +22,13 @@ LAYERS = [
     ["backends", "routers"],
     ["workload", "predict", "calibrate", "conformance", "report"],
     ["experiment", "live"],
+    ["paper"],
     ["bench"],
     ["cli"],
     ["__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names} | {"__init__": 0}
-DRIVERS = ("backends.simulated", "experiment", "live", "bench", "cli")  # these may read a clock
+DRIVERS = ("backends.simulated", "experiment", "live", "paper.overhead", "bench", "cli")  # these may read a clock
 VLLM = ("calibrate.recorder", "backends.vllm_", "conformance.record")  # these may import vllm, inside of functions
 MAX_FILE, MAX_FUNCTION = 400, 60
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import simcluster
-from simcluster.cli import bench, compare, conformance, policy, predictors, run, scenario, sweep, trace
+from simcluster.cli import bench, compare, conformance, paper, policy, predictors, run, scenario, sweep, trace
 from simcluster.errors import SimclusterError
 from simcluster.validation import one_line
 
@@ -26,6 +26,7 @@ app = typer.Typer(
     "Start with: `simcluster run quickstart`",
 )
 app.command("run", no_args_is_help=True)(run.run)
+app.command("paper")(paper.paper)
 app.command("compare", no_args_is_help=True)(compare.compare_policies)
 app.command("sweep", no_args_is_help=True)(sweep.sweep_fields)
 app.add_typer(scenario.app, name="scenario")

@@ -91,9 +91,10 @@ def fluid_bound(world: World) -> Bound:
         raise SimulationError("fluid bound: all requests arrive at one instant; there is no time to share")
     price_in = np.array([spec.price_in for spec in world.instances])
     price_out = np.array([spec.price_out for spec in world.instances])
-    cost = known.prompt_tokens * price_in + truth.output_tokens * price_out
+    group = known.group_of_instance
+    cost = known.prompt_tokens[:, group] * price_in + truth.output_tokens[:, group] * price_out
     features = np.concatenate([known.predicted_quality, np.log(known.predicted_output_tokens)], axis=1)
-    utility = _expected(truth.quality - world.cost_weight * cost, features, world.task)
+    utility = _expected(truth.quality[:, group] - world.cost_weight * cost, features, world.task)
     work = np.maximum(_expected(work_s(world), features, world.task), _prefill_s(world))
     targets = np.where(known.slo_ttft_ps < 0, np.inf, known.slo_ttft_ps / PS_PER_S)
     allowed = idle_ttft_s(world) <= targets[:, None] * (1 + _SLACK)
@@ -101,7 +102,7 @@ def fluid_bound(world: World) -> Bound:
 
 
 def _expected(values: FloatArray, features: FloatArray, task: npt.NDArray[np.object_] | None) -> FloatArray:
-    """Return the least-squares prediction of values (n, j) from features (n, f) and their product terms, per task."""
+    """Return the least-squares prediction of values (n, j) from features (n, f), per task."""
     labels = np.zeros(len(values)) if task is None else np.unique(task, return_inverse=True)[1]
     expected = np.empty(values.shape)
     for label in np.unique(labels):
@@ -129,7 +130,7 @@ def _is_async(world: World) -> npt.NDArray[np.bool_]:
 
 def _prefill_s(world: World) -> FloatArray:
     """Return the time that each prompt adds to the steps of an instance [s], (n, j)."""
-    prompt = world.known.prompt_tokens.astype(np.float64)
+    prompt = world.known.prompt_tokens[:, world.known.group_of_instance].astype(np.float64)
     budget = np.array([spec.engine.max_num_batched_tokens for spec in world.instances], dtype=np.float64)
     hinge = np.array([model.step_time.hinge_tokens for model in world.true_models], dtype=np.float64)
     chunks = np.ceil(prompt / budget)
@@ -149,8 +150,9 @@ def work_s(world: World) -> FloatArray:
 
     The first token comes with the prefill; token k of the rest is decoded with k + p - 1 tokens of context.
     """
-    prompt = world.known.prompt_tokens.astype(np.float64)
-    decodes = np.maximum(world.truth.output_tokens - 1, 0).astype(np.float64)
+    group = world.known.group_of_instance
+    prompt = world.known.prompt_tokens[:, group].astype(np.float64)
+    decodes = np.maximum(world.truth.output_tokens[:, group] - 1, 0).astype(np.float64)
     context = decodes * prompt + decodes * (decodes + 1) / 2
     engines = [spec.engine for spec in world.instances]
     capacity = np.array([(each.num_gpu_blocks - 1) * each.block_size for each in engines], dtype=np.float64)
@@ -165,7 +167,7 @@ def idle_ttft_s(world: World) -> FloatArray:
 
     A prompt beyond the context limit or the KV cache is inf.
     """
-    prompt = world.known.prompt_tokens
+    prompt = world.known.prompt_tokens[:, world.known.group_of_instance]
     engines = [spec.engine for spec in world.instances]
     budget = np.array([each.max_num_batched_tokens for each in engines])
     chunks = -(-prompt // budget)

@@ -57,6 +57,8 @@ def base_rate(scenario: Scenario, path: Path, world: World) -> BaseRate:
         world: its world; its arrivals are measured.
     """
     workload = scenario.workload
+    if workload.rate_rps is not None:
+        return BaseRate(workload.rate_rps, "workload.rate_rps")
     if workload.recipe is not None:
         recipe = load_recipe(
             find_file(workload.recipe, "traces/recipes", ".yaml", path.parent, f"{path}: workload.recipe")

@@ -276,6 +276,7 @@ class Recipe(_Strict):
         rate_rps: rate of Poisson arrivals [1/s]; short for `arrivals: {kind: poisson, rate_rps: ...}`.
         outscale: factor on all median answer lengths of tasks.
         slo_scale: factor on the TTFT targets of paper B.2.
+        slo_ms_per_token: their slope over the prompt instead of the paper's 0.0035 [ms/token].
         length_factor: factor on the median answer length of each model.
         output_tokens_of: the model whose answer lengths fill the column output_tokens.
         length_spread: the answer's log length deviates by sigma * (shared * z + own * z_model),
@@ -295,6 +296,7 @@ class Recipe(_Strict):
     rate_rps: Positive | None = None
     outscale: Positive = 1.0
     slo_scale: Positive = 1.0
+    slo_ms_per_token: NotNegative | None = None
     length_factor: Annotated[dict[str, Positive], Field(min_length=1)] | None = None
     output_tokens_of: str | None = None
     length_spread: Spread | None = None

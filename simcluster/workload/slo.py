@@ -8,18 +8,22 @@ import numpy.typing as npt
 from simcluster.errors import ConfigError
 from simcluster.rng import Stream, generator
 
-__all__ = ["ttft_targets_s"]
+__all__ = ["MS_PER_TOKEN", "ttft_targets_s"]
 
 _FLOOR_MS = 150.0
 _CEILING_MS = 1120.0
 _BASE_MS = 155.0
-_MS_PER_TOKEN = 3.5e-3
+MS_PER_TOKEN = 3.5e-3
 _OFFSET_MS = (1.0, 5.0)
 _FACTOR = (0.98, 1.02)
 
 
 def ttft_targets_s(
-    prompt_tokens: npt.NDArray[np.int64], seed: int, replication: int = 0, scale: float = 1.0
+    prompt_tokens: npt.NDArray[np.int64],
+    seed: int,
+    replication: int = 0,
+    scale: float = 1.0,
+    ms_per_token: float = MS_PER_TOKEN,
 ) -> npt.NDArray[np.float64]:
     """Draw one TTFT target per request.
 
@@ -32,6 +36,7 @@ def ttft_targets_s(
         seed: seed of the targets' own random stream.
         replication: replication of that seed.
         scale: factor on the finished targets, above 0; the paper's rule is 1.
+        ms_per_token: slope over the prompt [ms/token]; the paper prints 3.5e-3.
 
     Returns:
         Targets tau [s], float64, shape (n,).
@@ -50,5 +55,5 @@ def ttft_targets_s(
     draws = generator(seed, Stream.TARGETS, replication).random((prompts.size, 2))
     offset_ms = _OFFSET_MS[0] + (_OFFSET_MS[1] - _OFFSET_MS[0]) * draws[:, 0]
     factor = _FACTOR[0] + (_FACTOR[1] - _FACTOR[0]) * draws[:, 1]
-    target_ms = offset_ms + (_BASE_MS + _MS_PER_TOKEN * prompts) * factor
+    target_ms = offset_ms + (_BASE_MS + ms_per_token * prompts) * factor
     return np.clip(target_ms, _FLOOR_MS, _CEILING_MS) * (scale / 1e3)

@@ -35,7 +35,7 @@ from simcluster.workload.recipe import (
     load_recipe,
 )
 from simcluster.workload.sessions import Turns, closed_loop, conversation_prompts, conversation_turns, prefix_columns
-from simcluster.workload.slo import ttft_targets_s
+from simcluster.workload.slo import MS_PER_TOKEN, ttft_targets_s
 from simcluster.workload.tasks import clipped_lengths, draw_mix
 from simcluster.workload.trace import Trace
 from simcluster.workload.trace_columns import FloatArray, IntArray, counted
@@ -87,7 +87,8 @@ def make_trace(recipe: Recipe, replication: int = 0) -> Trace:
     if isinstance(recipe.lengths, ServeGenLengths):
         draft, content = _without_empty(draft, content)
     columns = _in_order(recipe, draft, content, replication)
-    targets_s = ttft_targets_s(columns["prompt_tokens"], recipe.seed, replication, recipe.slo_scale)
+    slope = MS_PER_TOKEN if recipe.slo_ms_per_token is None else recipe.slo_ms_per_token
+    targets_s = ttft_targets_s(columns["prompt_tokens"], recipe.seed, replication, recipe.slo_scale, slope)
     source = f"synthetic, recipe {recipe.name}; {'; '.join(draft.notes) or 'no measured prompts, answers or scores'}"
     metadata = {
         "source": source,

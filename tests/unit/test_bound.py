@@ -112,6 +112,17 @@ def test_the_bound_falls_with_the_load_and_with_targets_that_nobody_meets() -> N
     assert fluid_bound(build_world(Scenario.model_validate(data), path)).on_time_utility == 0
 
 
+def test_replicas_share_the_work_of_their_model() -> None:
+    scenario, path = load_scenario(str(SCENARIO))
+    data = scenario.model_dump()
+    data["workload"] |= {"limit": 500, "rate_rps": 40.0}
+    one = fluid_bound(build_world(Scenario.model_validate(data), path))
+    data["cluster"]["instances"][1]["replicas"] = 2
+    two = fluid_bound(build_world(Scenario.model_validate(data), path))
+    assert two.shares.shape == (4,)
+    assert two.on_time_utility > one.on_time_utility
+
+
 def test_a_world_without_time_has_no_bound() -> None:
     with pytest.raises(SimulationError, match="all requests arrive at one instant"):
         fluid_bound(paper(limit=1)[1])

@@ -234,3 +234,13 @@ def test_the_served_fit_is_plain_eq_9_and_within_five_percent_of_served_steps(na
     assert fit.held_out_mape is not None
     assert 0.02 < fit.held_out_mape["all"] < 0.05  # noise alone makes 0.024
     assert any(each.field == "fits.eq9_served" and "simulated" in each.note for each in card.assumptions)
+
+
+def test_the_slope_of_the_targets_is_a_field_of_the_recipe(recipe: Recipe) -> None:
+    printed, steep = make_trace(recipe), make_trace(recipe.model_copy(update={"slo_ms_per_token": 0.0965}))
+    ms = steep.slo_ttft_ns / 1e6
+    line = 155 + 0.0965 * steep.prompt_tokens
+    inside = line < 1050
+    assert np.allclose(ms[inside], line[inside], rtol=0.03, atol=5)
+    assert ms.max() == 1120
+    assert printed.slo_ttft_ns.max() / 1e6 < 210

@@ -1,0 +1,1 @@
+"""The paper's figures on the simulated cluster, and what lies beyond them."""
