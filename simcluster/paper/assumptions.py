@@ -142,10 +142,10 @@ def _columns(name: str, claim: Claim) -> dict[str, float | None]:
 def _in_words(rows: Sequence[Mapping[str, Any]]) -> str:
     """Name the assumptions that move the area gain most, from what was measured."""
     here, others = rows[0], sorted(rows[1:], key=lambda row: -abs(row["area_gain"] - rows[0]["area_gain"]))
-    most = "; ".join(f"{row['assumption']}: {row['area_gain']:+.1f} %" for row in others[:4])
-    least = "; ".join(f"{row['assumption']}: {row['area_gain']:+.1f} %" for row in others[-2:])
+    moved = [f"{row['assumption']}: {row['area_gain']:+.1f} %" for row in others]
     return (
-        f"Against {here['area_gain']:+.1f} % in scenario paper, most is moved by {most}. Least: {least}. In the "
+        f"Against {here['area_gain']:+.1f} % in scenario paper, from what moves the area gain most to what moves it "
+        f"least: {'; '.join(moved)}. In the "
         "literal scenario long answers cost more than they are worth on the large models, so latency_agnostic never "
         "overloads one and there is nothing left to route around."
     )

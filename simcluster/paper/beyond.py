@@ -12,7 +12,6 @@ from simcluster.experiment.build import build_world
 from simcluster.experiment.cells import Cell, CellFailure, CellResult
 from simcluster.experiment.executors import Outcome
 from simcluster.paper.assumptions import write_recipe
-from simcluster.paper.estimates import run_and_score
 from simcluster.paper.figure import Claim, Figure, FloatArray, Plot, gain, mean_of, spread
 from simcluster.paper.lab import Ask, Fields, Lab, Runs
 from simcluster.paper.routing import BASELINES
@@ -39,12 +38,12 @@ _BOUND_RATES_RPS, _FEW_BOUND_RATES_RPS = (2.0, 5.0, 8.0, 12.0, 16.0, 20.0, 24.0,
 _BOUND_POLICIES = (*BASELINES, "throughput", "lps", "sfs", "sfs:margin=0.9", "oracle")
 
 
-def _scored(runs: Runs) -> dict[str, float | None]:
+def _scored(runs: Runs, policy: str) -> dict[str, float | None]:
     """Return the columns that every table of this page has."""
     return {
         **spread("on_time_utility", runs.of("on_time_utility")),
-        "mape": float(np.nanmean(runs.of("estimate", "mape"))),
-        "bias": float(np.nanmean(runs.of("estimate", "bias"))),
+        "mape": float(np.nanmean(runs.of("estimators", policy, "mape"))),
+        "bias": float(np.nanmean(runs.of("estimators", policy, "bias"))),
     }
 
 
@@ -64,10 +63,10 @@ def figure_staleness(lab: Lab) -> Figure:
         )
         for mode, rate, delay in places
     ]
-    found = lab.measure(asks, run_and_score, "scored")
+    found = lab.measure(asks)
     runs = {place: next(iter(answer[0].values())) for place, answer in zip(places, found, strict=True)}
     rows = [
-        {"knows": mode, "rate_rps": rate, "snapshot_age_ms": 1e3 * delay, **_scored(each)}
+        {"knows": mode, "rate_rps": rate, "snapshot_age_ms": 1e3 * delay, **_scored(each, _MODES[mode][1])}
         for (mode, rate, delay), each in runs.items()
     ]
     return Figure(
@@ -101,10 +100,10 @@ def figure_routers(lab: Lab) -> Figure:
         {"workload.rate_rps": rate, "routing.publish_delay_s": delay, "routing.replicas": count}
         for rate, delay, count in places
     ]
-    groups = lab.measure([Ask("paper", _ROUTER_POLICIES, settings)], run_and_score, "scored")[0]
+    groups = lab.measure([Ask("paper", _ROUTER_POLICIES, settings)])[0]
     by_place = dict(zip(places, groups, strict=True))
     rows = [
-        {"rate_rps": rate, "snapshot_age_ms": 1e3 * delay, "routers": count, "policy": policy, **_scored(runs)}
+        {"rate_rps": rate, "snapshot_age_ms": 1e3 * delay, "routers": count, "policy": policy, **_scored(runs, policy)}
         for (rate, delay, count), group in by_place.items()
         for policy, runs in group.items()
     ]
@@ -167,10 +166,10 @@ def figure_errors(lab: Lab) -> Figure:
     policies = ("sfs", "sfs:margin=0.9", "throughput")
     places = [(name, rate) for name in beliefs for rate in _RATES_RPS]
     settings = [{**beliefs[name], "workload.rate_rps": rate} for name, rate in places]
-    groups = lab.measure([Ask("paper", policies, settings)], run_and_score, "scored")[0]
+    groups = lab.measure([Ask("paper", policies, settings)])[0]
     by_place = dict(zip(places, groups, strict=True))
     rows = [
-        {"believed": name, "rate_rps": rate, "policy": policy, **_scored(runs)}
+        {"believed": name, "rate_rps": rate, "policy": policy, **_scored(runs, policy)}
         for (name, rate), group in by_place.items()
         for policy, runs in group.items()
     ]

@@ -5,14 +5,12 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from scipy.stats import spearmanr
 
 from simcluster.calibrate.fit import error_by_kind, predict
 from simcluster.card import Card, load_card
 from simcluster.experiment.build import build_world
 from simcluster.experiment.cells import Cell, CellFailure, CellResult
 from simcluster.experiment.executors import Outcome
-from simcluster.experiment.fields import with_fields
 from simcluster.experiment.run import run_policy
 from simcluster.experiment.served_fit import served_steps
 from simcluster.paper.figure import Claim, Figure, FloatArray, Plot, mean_of, spread
@@ -22,12 +20,13 @@ from simcluster.report.statistics import Interval
 from simcluster.routers.estimators import lps_wait_s
 from simcluster.shipped import find_file
 
-__all__ = ["figure_2", "figure_3", "figure_4", "figure_8", "run_and_score", "score"]
+__all__ = ["figure_2", "figure_3", "figure_4", "figure_8"]
 
 _SHARES_OF_CAPACITY = (0.2, 0.5, 0.8)
 _FIGURE_4_SHARES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.1)
 _FIGURE_4_FEW = (0.3, 0.7, 0.95)
 _ESTIMATORS = ("sfs", "throughput", "lps")
+_PAPER_MAPE = {"sfs": "5 %", "throughput": "85 %"}
 _PAPER_K = 25.0
 _STEP_RATES_RPS = (2.0, 5.0, 8.0)
 _FRESH_SEED = 101  # the fit saw seed 1
@@ -35,62 +34,23 @@ _POINTS = 300  # of one run, for the clouds of figures 2 and 3
 _OVERHEAD_RATES_RPS = (2.0, 8.0, 16.0)
 
 
-# ---- scores --------------------------------------------------------------------------------------------------------
-
-
-def score(predicted_s: FloatArray, observed_s: FloatArray) -> dict[str, float | None]:
-    """Compare predicted with observed TTFTs [s], (n,); requests without one of the two are left out.
-
-    `mape` and `bias` are the mean of |predicted - observed| / observed and of (predicted - observed) / observed.
-    """
-    known = np.isfinite(predicted_s) & np.isfinite(observed_s) & (observed_s > 0)
-    if not known.any():
-        return {"mape": None, "bias": None, "rank": None, "scored": 0.0}
-    relative = predicted_s[known] / observed_s[known] - 1
-    varied = np.ptp(predicted_s[known]) > 0 and np.ptp(observed_s[known]) > 0
-    return {
-        "mape": float(np.abs(relative).mean()),
-        "bias": float(relative.mean()),
-        "rank": float(spearmanr(predicted_s[known], observed_s[known]).statistic) if varied else None,
-        "scored": float(known.mean()),
-    }
-
-
-def run_and_score(cell: Cell) -> Outcome:
-    """Run a cell and add how its policy's predictions compare with what happened."""
-    scenario = with_fields(cell.scenario, {"output.decisions": "winner"})
-    world = build_world(scenario, cell.path)
-    run = run_policy(scenario, world, cell.policy)
+def _run_with_points(cell: Cell) -> Outcome:
+    """Run a cell and add a sample of predicted and observed TTFTs [s] of every estimator."""
+    run = run_policy(cell.scenario, build_world(cell.scenario, cell.path), cell.policy)
     if run.summary["interrupted"]:
         return CellFailure("interrupted")
-    tables = [pl.from_arrow(run.tables[name]) for name in ("requests", "decisions")]
-    joined = tables[0].join(tables[1], on="request_id", how="left")  # type: ignore[union-attr, arg-type]
-    predicted = joined["predicted_ttft_s"].cast(pl.Float64).fill_null(np.nan).to_numpy()
-    observed = joined["ttft_s"].cast(pl.Float64).fill_null(np.nan).to_numpy()
-    every = max(len(predicted) // _POINTS, 1)
-    points = {
-        "predicted_s": [float(value) for value in np.nan_to_num(predicted[::every], nan=-1.0)],
-        "observed_s": [float(value) for value in np.nan_to_num(observed[::every], nan=-1.0)],
-    }
-    means = {
-        "predicted_mean_s": _mean(predicted),
-        "observed_mean_s": _mean(observed),
-        "queue_mean_s": _mean(joined["queue_s"].cast(pl.Float64).fill_null(np.nan).to_numpy()),
-        "prompt_mean_tokens": _mean(joined["prompt_tokens"].cast(pl.Float64).to_numpy()),
-    }
-    summary = {
-        "on_time_utility": run.summary["on_time_utility"],
-        "slo_attainment": run.summary["slo_attainment"],
-        "estimate": score(predicted, observed),
-        "means": means,
-        "points": points,
-    }
-    return CellResult(summary, {"assumptions": list(world.assumptions), "warnings": [], "trace_notes": []})
-
-
-def _mean(values: FloatArray) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else None
+    observed = pl.DataFrame(pl.from_arrow(run.tables["requests"])).select("request_id", "ttft_s")
+    estimates = pl.DataFrame(pl.from_arrow(run.tables["estimates"]))
+    points: dict[str, dict[str, list[float]]] = {}
+    for (name,), rows in estimates.group_by("estimator", maintain_order=True):
+        both = rows.join(observed, on="request_id").drop_nulls(["predicted_ttft_s", "ttft_s"])
+        sample = both.gather_every(max(len(both) // _POINTS, 1))
+        points[str(name)] = {
+            "predicted_s": sample["predicted_ttft_s"].to_list(),
+            "observed_s": sample["ttft_s"].to_list(),
+        }
+    summary = {"estimators": run.summary["estimators"], "points": points}
+    return CellResult(summary, {"assumptions": [], "warnings": [], "trace_notes": []})
 
 
 def _alone(lab: Lab, number: int, rate_rps: float) -> dict[str, Any]:
@@ -111,54 +71,59 @@ def _capacity_rps(card: Card) -> float:
     return card.service_rates.service_rate_rps
 
 
-# ---- figures -------------------------------------------------------------------------------------------------------
-
-
 def figure_2(lab: Lab) -> Figure:
-    """Return estimated against observed TTFT, one instance at a time."""
+    """Return estimated against observed TTFT, one instance at a time: SFS decides nothing there, and all are scored."""
+    cards = _cards(lab)[: 3 if lab.sizes.dense else 1]
+    rates = [[round(share * _capacity_rps(card), 2) for share in _SHARES_OF_CAPACITY] for card in cards]
+    beside = {"output.estimators": [name for name in _ESTIMATORS if name != "sfs"]}
+    asks = [
+        Ask("paper", ["sfs"], [{**_alone(lab, number, rate), **beside} for rate in rates[number]])
+        for number in range(len(cards))
+    ]
+    answers = lab.measure(asks, _run_with_points, "points")
     rows, clouds, claims = [], [], []
-    numbers = range(3) if lab.sizes.dense else range(1)
-    for number in numbers:
-        card = _cards(lab)[number]
-        rates = [round(share * _capacity_rps(card), 2) for share in _SHARES_OF_CAPACITY]
-        settings = [_alone(lab, number, rate) for rate in rates]
-        groups = lab.measure([Ask("paper", _ESTIMATORS, settings)], run_and_score, "scored")[0]
-        for rate, share, group in zip(rates, _SHARES_OF_CAPACITY, groups, strict=True):
+    for card, offered, groups in zip(cards, rates, answers, strict=True):
+        for name in _ESTIMATORS:
+            scores = [_scores(group["sfs"], name) for group in groups]
             rows += [
-                {
-                    "model": card.model,
-                    "share_of_capacity": share,
-                    "rate_rps": rate,
-                    "estimator": name,
-                    **spread("mape", group[name].of("estimate", "mape")),
-                    **spread("bias", group[name].of("estimate", "bias")),
-                    "rank": float(group[name].of("estimate", "rank").mean()),
-                }
-                for name in _ESTIMATORS
+                {"model": card.model, "rate_rps": rate, "estimator": name, **each}
+                for rate, each in zip(offered, scores, strict=True)
             ]
             clouds += [
-                pl.DataFrame({**group[name].summaries[0]["points"], "estimator": name, "model": card.model})
-                for name in _ESTIMATORS
+                pl.DataFrame(group["sfs"].summaries[0]["points"][name]).with_columns(
+                    estimator=pl.lit(name), model=pl.lit(card.model)
+                )
+                for group in groups
             ]
-        paper = {"sfs": "5 %", "throughput": "85 %"} if number == 0 else {}
-        for name in _ESTIMATORS:
-            pooled = np.mean([group[name].of("estimate", "mape") for group in groups], axis=0)
-            what = f"TTFT MAPE, {name}, {card.model} alone at {_listed(rates)} requests/s"
-            claims.append(Claim(what, paper.get(name), *_percent(mean_of(pooled)), "%"))
-    cloud = pl.concat(clouds).filter((pl.col("predicted_s") > 0) & (pl.col("observed_s") > 0))
+            pooled = np.mean([group["sfs"].of("estimators", name, "mape") for group in groups], axis=0)
+            what = f"TTFT MAPE, {name}, {card.model} alone at {_listed(offered)} requests/s"
+            paper = _PAPER_MAPE.get(name) if card is cards[0] else None
+            claims.append(Claim(what, paper, *_percent(mean_of(pooled)), "%"))
     return Figure(
         key="2",
         title="Estimated against observed TTFT, one instance at a time",
         table=pl.DataFrame(rows),
         claims=claims,
         moved_by=(
-            "The load, and how much decoding there is: eq. 6 leaves the decodes beside a prefill out, SFS simulates "
-            "them. Its own error is that of the step times and of requests that come later and join the batch."
+            "The load, and how much decoding there is: eq. 6 takes every token at one speed and leaves the decodes "
+            "beside a prefill out, SFS simulates them. Most of eq. 6's error is on short prompts, whose TTFT is one "
+            "or two steps. The error of SFS is that of the step times and of requests that come later and join the "
+            "batch."
         ),
         plot=Plot("observed_s", "predicted_s", "estimator", panel="model", kind="points", log="xy", diagonal=True),
-        shown=("model", "rate_rps", "estimator", "mape", "bias", "rank"),
-        points=cloud,
+        shown=("model", "rate_rps", "estimator", "mape", "median_ape", "bias", "kendall_tau"),
+        points=pl.concat(clouds),
     )
+
+
+def _scores(runs: Runs, name: str) -> dict[str, float | None]:
+    """Return an estimator's scores as columns."""
+    return {
+        **spread("mape", runs.of("estimators", name, "mape")),
+        **spread("bias", runs.of("estimators", name, "bias")),
+        "median_ape": float(runs.of("estimators", name, "median_ape").mean()),
+        "kendall_tau": float(runs.of("estimators", name, "kendall_tau").mean()),
+    }
 
 
 def _listed(values: Sequence[float]) -> str:
@@ -230,67 +195,64 @@ def _kind_error(runs: Runs, model: str, kind: str) -> FloatArray:
 
 
 def figure_4(lab: Lab) -> Figure:
-    """Return the observed mean TTFT and wait of Qwen3-0.6B alone against LPS, over its load."""
+    """Return the observed mean TTFT of Qwen3-0.6B alone against LPS, over its load."""
     card = _cards(lab)[0]
-    rates = card.service_rates
-    capacity = _capacity_rps(card)
+    rates, capacity = card.service_rates, _capacity_rps(card)
     assert rates is not None  # else there is no capacity
     shares = _FIGURE_4_SHARES if lab.sizes.dense else _FIGURE_4_FEW
     settings = [_alone(lab, 0, round(share * capacity, 3)) for share in shares]
-    groups = lab.measure([Ask("paper", ["sfs"], settings)], run_and_score, "scored")[0]
+    scenario, path = lab.scenario("paper", settings[0])
+    prompt = float(build_world(scenario, path).known.prompt_tokens[:, 0].mean())
+    idle_s = prompt / rates.prefill_throughput_tps + rates.mean_decode_step_s
     rows: list[dict[str, float | None]] = []
-    for share, group in zip(shares, groups, strict=True):
-        runs = group["sfs"]
-        prompt = float(runs.of("means", "prompt_mean_tokens").mean())
-        idle = prompt / rates.prefill_throughput_tps + rates.mean_decode_step_s
-        waits = {
-            f"lps_k{k:.0f}_s": idle + lps_wait_s(share * capacity, capacity, k) for k in (rates.parallelism, _PAPER_K)
-        }
+    for share, group in zip(shares, lab.compare("paper", ["sfs"], settings), strict=True):
+        runs, rate = group["sfs"], share * capacity
         rows.append(
             {
                 "share_of_capacity": share,
-                "rate_rps": share * capacity,
-                **spread("observed_s", runs.of("means", "observed_mean_s")),
-                **spread("queue_s", runs.of("means", "queue_mean_s")),
-                **waits,
+                "rate_rps": rate,
+                **spread("observed_s", runs.of("ttft_s", "mean")),
+                **spread("running", rate * (runs.of("e2e_s", "mean") - runs.of("queue_s", "mean"))),
+                **{f"lps_k{k:.0f}_s": idle_s + lps_wait_s(rate, capacity, k) for k in (rates.parallelism, _PAPER_K)},
             }
         )
     table = pl.DataFrame(rows)
-    curves = [name for name in table.columns if name.startswith(("observed_s", "lps_")) and "low" not in name]
-    long = table.unpivot([name for name in curves if "high" not in name], index="share_of_capacity")
+    curves = ["observed_s", *(name for name in table.columns if name.startswith("lps_"))]
     return Figure(
         key="4",
         title="Observed mean TTFT of Qwen3-0.6B alone against limited processor sharing",
         table=table,
         claims=[
-            Claim("k, mean running requests under saturation", "about 25", rates.parallelism, None, "requests"),
+            Claim("k, mean running requests under saturation", None, rates.parallelism, None, "requests"),
             *_growth(table, curves),
         ],
         moved_by=(
-            "k: ours is limited by the KV cache alone and many times the paper's, so LPS with our k sees no wait until "
-            "close to saturation; what grows before it is the time of a step, which LPS leaves out. Near and above "
-            "capacity the observed mean depends on the length of the run."
+            "k: ours under saturation is limited by the KV cache alone and many times the paper's, so LPS with our k "
+            "sees no wait until close to saturation; what grows before it is the time of a step, which LPS leaves "
+            "out. At and above capacity the observed mean depends on the length of the run."
         ),
-        plot=Plot("share_of_capacity", "value", "variable", log="y"),
-        points=long.filter(pl.col("value").is_finite()),
+        plot=Plot("share_of_capacity", "seconds", "curve", log="y"),
+        shown=("share_of_capacity", "rate_rps", "running", *curves),
+        points=table.unpivot(curves, index="share_of_capacity", variable_name="curve", value_name="seconds").filter(
+            pl.col("seconds").is_finite()
+        ),
     )
 
 
 def _growth(table: pl.DataFrame, curves: Sequence[str]) -> list[Claim]:
-    """Say how the curves grow from the lightest to 95 % load."""
+    """Say how the curves grow from the lightest load up to 95 % of capacity, and where the paper's k is reached."""
     stable = table.filter(pl.col("share_of_capacity") <= 0.951)
-    growth = {name: float(stable[name][-1] / stable[name][0]) for name in curves if "high" not in name}
     top = float(stable["share_of_capacity"][-1])
-    return [
-        Claim(
-            f"growth of {name} up to {top:.0%} of capacity",
-            "the same" if name == "observed_s" else None,
-            value,
-            None,
-            "times",
-        )
-        for name, value in growth.items()
+    claims = [
+        Claim(f"running requests (time average) at {share:.0%} of capacity", "about 25", running, None, "requests")
+        for share, running in stable.select("share_of_capacity", "running").iter_rows()
+        if share >= 0.7
     ]
+    for name in curves:
+        paper = "as LPS" if name == "observed_s" else None
+        what = f"growth of {name} from {stable['share_of_capacity'][0]:.0%} to {top:.0%} of capacity"
+        claims.append(Claim(what, paper, float(stable[name][-1] / stable[name][0]), None, "times"))
+    return claims
 
 
 def figure_8(lab: Lab) -> Figure:
