@@ -31,7 +31,9 @@ def draw(figure: Figure, path: Path) -> None:
     panels = [None] if plot.panel is None else table[plot.panel].unique(maintain_order=True).to_list()
     columns = min(len(panels), _PER_ROW)
     rows = -(-len(panels) // columns)
-    canvas = Canvas(figsize=(_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows), layout="constrained")
+    lying = plot.kind == "bars" and table[plot.x].dtype.is_numeric()  # names stand at the left and need room
+    width = 2 if lying else columns
+    canvas = Canvas(figsize=(_PANEL_INCHES[0] * width, _PANEL_INCHES[1] * rows), layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.subplots(rows, columns, squeeze=False).ravel()
     for axis, panel in zip(axes, panels, strict=False):
@@ -48,7 +50,7 @@ def draw(figure: Figure, path: Path) -> None:
 
 def _panel(axis: Any, plot: Plot, table: pl.DataFrame) -> None:
     names = table[plot.series].unique(maintain_order=True).to_list()
-    for number, name in enumerate(names):
+    for number, name in enumerate(reversed(names)) if plot.kind == "points" else enumerate(names):
         rows = table.filter(pl.col(plot.series).eq_missing(pl.lit(name))).drop_nulls([plot.x, plot.y])
         if plot.kind == "bars":
             _bars(axis, plot, rows, number, len(names), str(name))

@@ -1,5 +1,6 @@
 """A figure: its numbers, what the paper says about them, and how to draw it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,9 +35,11 @@ class Claim:
     unit: str
 
     def as_data(self) -> dict[str, Any]:
-        """Return plain data."""
-        interval = None if self.interval is None else list(self.interval)
-        return {"what": self.what, "paper": self.paper, "ours": self.ours, "interval": interval, "unit": self.unit}
+        """Return plain data; what is no number is None."""
+        ours = self.ours if self.ours is not None and math.isfinite(self.ours) else None
+        known = self.interval is not None and all(map(math.isfinite, self.interval))
+        interval = list(self.interval) if self.interval is not None and known else None
+        return {"what": self.what, "paper": self.paper, "ours": ours, "interval": interval, "unit": self.unit}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class Figure:
 
     def as_data(self) -> dict[str, Any]:
         """Return plain data for JSON; NaN becomes null."""
-        rows = self.table.fill_nan(None).to_dicts()
+        rows = self.table.with_columns(pl.col(pl.Float64).replace([math.inf, -math.inf, math.nan], None)).to_dicts()
         claims = [claim.as_data() for claim in self.claims]
         return {"title": self.title, "claims": claims, "moved_by": self.moved_by, "rows": rows}
 

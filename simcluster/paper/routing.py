@@ -13,6 +13,7 @@ from simcluster.report.statistics import Interval, area_under
 __all__ = [
     "BASELINES",
     "RATES_RPS",
+    "at_equal_ttft",
     "best_baseline",
     "figure_5",
     "figure_6",
@@ -212,7 +213,7 @@ def figure_6(lab: Lab) -> Figure:
     frontier_s = np.stack([group["sfs"].of("ttft_s", "mean") for group in found])
     frontier_u = np.stack([group["sfs"].of("mean_utility") for group in found])
     queue_s, queue_u = fixed["shortest_queue"].of("ttft_s", "mean"), fixed["shortest_queue"].of("mean_utility")
-    reached = np.array([_at_equal_ttft(frontier_s[:, k], frontier_u[:, k], queue_s[k]) for k in range(len(queue_s))])
+    reached = np.array([at_equal_ttft(frontier_s[:, k], frontier_u[:, k], queue_s[k]) for k in range(len(queue_s))])
     return Figure(
         key="6",
         title="Mean utility against mean TTFT over delta (eq. 5) at 8 requests/s",
@@ -227,7 +228,7 @@ def figure_6(lab: Lab) -> Figure:
     )
 
 
-def _at_equal_ttft(ttft_s: FloatArray, utility: FloatArray, target_s: float) -> float:
+def at_equal_ttft(ttft_s: FloatArray, utility: FloatArray, target_s: float) -> float:
     """Return the best utility of a frontier at a TTFT, interpolated; its fastest point if all are slower."""
     order = np.argsort(ttft_s, kind="stable")
     return float(np.interp(target_s, ttft_s[order], np.maximum.accumulate(utility[order])))
