@@ -92,11 +92,7 @@ def run(
         decisions=decisions,
         estimators=None if estimators is None else list(dict.fromkeys(split_list(estimators))),
     )
-    policies = list(dict.fromkeys(loaded.routing.policies))
-    for name in policies:
-        check_policy(name)
-    for name in loaded.output.estimators:
-        check_estimator(name)
+    policies = _checked_policies(loaded)
     console = Console(stderr=True)
     with output_folder(out):
         world = build_world(loaded, path)
@@ -116,6 +112,16 @@ def run(
     if any(item.summary["interrupted"] for item in runs):
         console.print("stopped early: the last policy's numbers are partial", style="yellow")
         raise typer.Exit(130)
+
+
+def _checked_policies(scenario: Scenario) -> list[str]:
+    """Return the policies of a scenario, each once; all names are known, those of estimators too."""
+    policies = list(dict.fromkeys(scenario.routing.policies))
+    for name in policies:
+        check_policy(name)
+    for name in scenario.output.estimators:
+        check_estimator(name)
+    return policies
 
 
 def _print_tables(scenario: Scenario, world: World, runs: list[PolicyRun], quiet: bool) -> None:
