@@ -101,7 +101,7 @@ class Decision:
     Attributes:
         instance: index of the chosen instance, or SHED.
         reason: `feasible` (eq. 3 with a feasible instance), `infeasible` (eq. 3 without), `score` (another
-            rule), `none_healthy`, `shed`, `explore`, or a fallback's name.
+            rule), `none_healthy`, `shed`, `explore`, `warmup`, or a fallback's name.
         predicted_ttft_s: (j,) estimated TTFT [s], inf where the request cannot be served, nan where none was
             estimated; None: nowhere.
         score: (j,) what was maximised; None where nothing was compared.

@@ -15,7 +15,7 @@ from simcluster.experiment.run import PolicyRun, run_policies, run_policy
 from simcluster.report.estimators import resident_requests, score_estimates
 from simcluster.report.metrics import Window
 from simcluster.report.regret import regret
-from simcluster.routers import check_estimator, split_list
+from simcluster.routers import check_estimator
 from simcluster.scenario import Scenario, load_scenario, override
 from small_cluster import frame, make_card, make_world, scenario_data
 from trace_files import write_file
@@ -260,11 +260,6 @@ def test_an_unknown_estimator_is_one_line_and_exit_code_2(here: Path, text: str,
     assert errors.startswith(message)
     assert errors.count("\n") == 1
     assert not (here / "d").exists()
-
-
-def test_lists_of_names_are_split_where_a_new_name_begins() -> None:
-    assert split_list("sfs, lps:window_s=9,ca2=2,throughput,sfs") == ["sfs", "lps:window_s=9,ca2=2", "throughput"]
-    assert split_list(" ,") == []
 
 
 def test_estimators_of_a_scenario_file_are_scored_too(here: Path) -> None:

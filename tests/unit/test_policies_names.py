@@ -56,7 +56,7 @@ MISTAKES = {
     "a(b)(c)": "policy 'a(b)(c)': parentheses do not match; write WRAPPER(POLICY) or POLICY:key=value",
     "power_of_two:lod=tokens": "policy 'power_of_two:lod=tokens': power_of_two has no parameter 'lod'; "
     "did you mean load?",
-    "sfs:x=1": "policy 'sfs:x=1': sfs has no parameter 'x'; known: none",
+    "sfs:x=1": "policy 'sfs:x=1': sfs has no parameter 'x'; known: margin, cut",
     "power_of_two:x=1": "policy 'power_of_two:x=1': power_of_two has no parameter 'x'; known: d, load",
     "power_of_two:d=0": "policy 'power_of_two:d=0': d = 0; must be at least 1",
     "power_of_two:d=2.5": "policy 'power_of_two:d=2.5': d = 2.5; must be a whole number",

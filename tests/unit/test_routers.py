@@ -165,7 +165,7 @@ def test_every_policy_decides_every_request_and_says_why(tmp_path: Path, policy:
     decisions = frame(run_policy(scenario, world, policy), "decisions")
     assert decisions.height == 8
     assert set(decisions["instance"]) <= {"a", "b"}
-    rules, fallbacks = {"score", "feasible", "infeasible", "explore"}, {"no_session", "no_prefix", "no_match"}
+    rules, fallbacks = {"score", "feasible", "infeasible", "explore"}, {"no_session", "no_prefix", "no_match", "warmup"}
     assert set(decisions["reason"]) <= rules | fallbacks
     assert decisions["num_tied"].min() is not None
     assert decisions["snapshot_age_s"].is_null().all() == (not router(policy).needs_view)

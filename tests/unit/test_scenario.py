@@ -350,6 +350,7 @@ BINDING: dict[str, tuple[Any, dict[str, Any]]] = {
     "slo.tpot_s": (0.012, {}),
     "output.decisions": ("full", {"policy": "sfs"}),
     "output.sample_interval_s": (0.02, {}),
+    "output.estimators": (["throughput"], {}),
     "instance.name": ("z", {}),
     "instance.card": ("slow.json", {}),
     "instance.replicas": (2, {}),
