@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -78,7 +79,7 @@ def train(
     _check_score_max(score_max)
     rounds = Rounds() if start == "nothing" else GENTLE
     if most_trees is not None:
-        rounds = Rounds(**{name: getattr(rounds, name) for name in Rounds.__slots__} | {"most": most_trees})
+        rounds = replace(rounds, most=most_trees)
     _check_writable(out)
     with _progress(f"training on {table.name}", show=not quiet) as progress:
         answers = read_table(table, _mapping(columns or []), score_max)

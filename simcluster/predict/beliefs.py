@@ -94,6 +94,11 @@ def _predicted(predictor: Predictor, where: str, trace: Trace, models: list[str]
         raise PredictorError(
             f"{where}; the trace has no column prompt to predict from; give a trace with prompts, or predictor: means"
         )
+    if predictor.start == "task_means" and trace.task is None:
+        raise PredictorError(
+            f"{where}; it corrects task means, and the trace has no column task; add it, or train one without "
+            "--start task_means"
+        )
     distinct = list(dict.fromkeys(models))
     try:
         predict = predictor.for_models(distinct)

@@ -298,7 +298,10 @@ def load_predictor(path: Path, tokenizer: Path | None = None) -> Predictor:
         trees = "\n".join(stored.trees)
         if hashlib.sha256(trees.encode()).hexdigest() != stored.sha256:
             raise PredictorError(f"{path}: heads.{kind}.trees is damaged (its hash differs); train the predictor again")
-        heads[kind] = Head(kind, trees, stored.best_iteration)
+        try:
+            heads[kind] = Head(kind, trees, stored.best_iteration)
+        except PredictorError as error:
+            raise PredictorError(f"{path}: {error}") from None
         if heads[kind].names != FEATURES:
             raise PredictorError(f"{path}: heads.{kind} was trained on other features; train the predictor again")
     return Predictor(

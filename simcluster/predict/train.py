@@ -101,8 +101,16 @@ def train_predictor(
 
 
 def starts_of(predictor: Predictor, table: Table, kind: HeadKind) -> FloatArray:
-    """Return what the trees of a head correct in each row, (n,)."""
-    return means_of(predictor, table, kind, by_task=True) if predictor.start == "task_means" else np.zeros(len(table))
+    """Return what the trees of a head correct in each row, (n,).
+
+    Raises:
+        PredictorError: it is the mean of a task, and the table does not say which.
+    """
+    if predictor.start == "nothing":
+        return np.zeros(len(table))
+    if table.task is None:
+        raise PredictorError("the predictor corrects task means, and there is no column task; add it")
+    return means_of(predictor, table, kind, by_task=True)
 
 
 def means_of(predictor: Predictor, table: Table, kind: HeadKind, *, by_task: bool) -> FloatArray:

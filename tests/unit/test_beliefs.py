@@ -9,7 +9,9 @@ import pytest
 
 from predictor_tables import predictor
 from simcluster.errors import ConfigError, PredictorError
+from simcluster.predict.heads import Rounds
 from simcluster.predict.predictor import Predictor
+from simcluster.predict.train import train_predictor
 from simcluster.scenario import load_scenario
 from simcluster.world import World
 from small_cluster import make_card, make_world, scenario_data
@@ -98,6 +100,19 @@ def test_a_model_that_the_predictor_does_not_know_is_named(tmp_path: Path) -> No
 def test_a_predictor_that_does_not_exist_is_an_error_that_lists_what_is_shipped(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"routing.predictor = 'nothing'; .*synthetic-mix"):
         world(tmp_path, columns(None), predictor="nothing")
+
+
+def test_a_predictor_that_corrects_task_means_is_told_the_task_of_each_request(tmp_path: Path) -> None:
+    _, table = predictor(tmp_path)
+    trained = train_predictor(table, source="a test", start="task_means", rounds=Rounds(most=5))
+    trained.save(tmp_path / "p.json")
+    trace = columns(trained, table.prompts)
+    found = world(tmp_path, trace, predictor="p.json")
+    predict = trained.for_models(["m1", "m2"])
+    expected = [np.rint(predict(table.prompts[k], ("easy", "hard")[k % 2])[1]).tolist() for k in range(N)]
+    assert lengths(found).tolist() == expected
+    with pytest.raises(PredictorError, match="it corrects task means, and the trace has no column task"):
+        world(tmp_path, {name: values for name, values in trace.items() if name != "task"}, predictor="p.json")
 
 
 # ---- errors on purpose -----------------------------------------------------------------------------------------
