@@ -204,7 +204,9 @@ void Engine::fail_livelock() const {
   std::string ids;
   std::size_t listed = 0;
   const auto list = [&](std::int32_t slot) {
-    if (listed++ < 8) ids += (ids.empty() ? "" : ", ") + std::to_string(scheduler_.request(slot).id);
+    if (listed++ >= 8) return;
+    if (!ids.empty()) ids += ", ";
+    ids += std::to_string(scheduler_.request(slot).id);
   };
   for (const std::int32_t slot : scheduler_.running()) list(slot);
   for (const std::int32_t slot : scheduler_.waiting()) list(slot);

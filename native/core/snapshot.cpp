@@ -145,62 +145,89 @@ void Snapshot::fold_decodes() {
   }
 }
 
-// From the fields as they are now to those as of the pass it joined in. False, and nothing changed, if the expected end
-// contradicts what is in flight, so that the request has to be visited.
-bool Snapshot::rejoin(const Scheduler& s, RequestState& r) {
-  const bool async = s.config_.async_scheduling;
-  const auto join = static_cast<std::int32_t>(r.join_pass);
-  const std::int32_t decodes = decodes_in_flight(r);
-  const std::int32_t delivered = join < 0 ? 1 : 0;
-  const std::int32_t placeholders = async ? r.num_output_placeholders - decodes + delivered : 1;
-  const std::int64_t room = r.num_blocks * s.config_.block_size - r.num_computed_tokens;
-  const std::int64_t left = s.decodes_left(r) + decodes;
-  const std::int64_t scheduled = left + (async && !s.known_end(r) ? 1 : 0);
-  if (std::min(s.pass_ - 1 - join, scheduled) != decodes || placeholders != 1 || room < 0 ||
-      room >= s.config_.block_size) {
-    return false;
+// Puts requests back in lockstep: from the fields as they are now to those as of the pass they joined in.
+struct Snapshot::Rejoin {
+  explicit Rejoin(const Scheduler& s)
+      : ahead(narrow(s.pass_)),
+        max_model_len(narrow(s.config_.max_model_len)),
+        block_size(narrow(s.config_.block_size)),
+        phase(narrow(s.phase_)),
+        async(s.config_.async_scheduling) {}
+
+  std::int32_t ahead, max_model_len, block_size, phase;
+  bool async;
+  // Of the request last put back.
+  std::int32_t last_pass = 0, context = 0, block_phase = 0;
+
+  // False, and nothing changed, if the expected end contradicts what is in flight: then it has to be visited.
+  bool operator()(RequestState& r) {
+    const auto join = static_cast<std::int32_t>(r.join_pass);
+    const std::int32_t decodes = decodes_in_flight(r);
+    const std::int32_t limit = std::min(r.max_tokens, max_model_len - r.num_prompt_tokens);
+    const bool known = r.eos_at <= 0 || r.eos_at >= limit;
+    const std::int32_t left = (known ? limit : r.eos_at) - r.num_sampled_tokens + decodes;
+    const std::int32_t placeholders = async ? decodes + (join < 0 ? 0 : 1) : 0;
+    std::int32_t room = r.num_blocks * block_size - r.num_computed_tokens;
+    const std::int32_t together = ahead - 1 - join;
+    if (std::min(together, left + (async && !known ? 1 : 0)) != decodes || r.num_output_placeholders != placeholders ||
+        room < 0 || room >= block_size) {
+      return false;
+    }
+    last_pass = join + left;
+    context = r.num_computed_tokens - decodes + together;
+    room -= together - decodes;
+    block_phase = phase + room + (room < 0 ? block_size : 0);
+    if (block_phase >= block_size) block_phase -= block_size;
+    r.num_sampled_tokens -= decodes;
+    r.num_computed_tokens -= decodes;
+    r.num_inflight_tokens -= decodes;
+    r.num_output_tokens -= join < 0 ? 1 : 0;
+    r.num_output_placeholders = async ? 1 : 0;
+    r.is_prefill_chunk = false;
+    return true;
   }
-  r.num_sampled_tokens -= decodes;
-  r.num_computed_tokens -= decodes;
-  r.num_inflight_tokens -= decodes;
-  r.num_output_tokens -= delivered;
-  r.num_output_placeholders = async ? 1 : 0;
-  r.is_prefill_chunk = false;
-  return true;
-}
+};
 
 void Snapshot::restore_running(Engine& engine, const std::vector<ExpectedEnd>& ends) const {
   Scheduler& s = engine.scheduler_;
   const auto count = static_cast<std::int32_t>(num_running);
+  Rejoin rejoin(s);
   for (std::int32_t slot = 0; slot < count; ++slot) {
     RequestState& r = s.state(slot);
     r = requests[static_cast<std::size_t>(slot)];
     expect(r, ends[static_cast<std::size_t>(slot)]);
     r.prev_running = slot - 1;
-    r.next_running = slot + 1 < count ? slot + 1 : -1;
+    r.next_running = slot + 1;
     if (!r.lockstep) continue;
-    const auto join = static_cast<std::int32_t>(r.join_pass);
-    if (s.lockstep_ && rejoin(s, r)) {
-      const std::int64_t context = r.num_computed_tokens + s.pass_ - join - 1;
-      const std::int64_t room = r.num_blocks * s.config_.block_size - context;
-      s.count_decode(context, s.phase_, room >= 0 ? room : room + s.config_.block_size);
-      s.group_.ends.push_back(Scheduler::end_at(join + s.decodes_left(r), slot));
-      continue;
-    }
-    r.lockstep = false;
-    const std::int32_t decodes = decodes_in_flight(r);
-    for (std::int32_t i = 1; i <= decodes; ++i) {
-      Batch& batch = engine.flight(static_cast<std::size_t>(join + i)).batch;
-      batch.entries.emplace_back(r.id, slot, r.num_computed_tokens - decodes + i - 1, 1,
-                                 r.num_sampled_tokens - decodes + i - 1, true, false);
-      batch.num_lockstep -= 1;
+    if (s.lockstep_ && rejoin(r)) {
+      s.group_.size += 1;
+      s.group_.sum_context += rejoin.context;
+      s.group_.by_phase[static_cast<std::size_t>(rejoin.block_phase)] += 1;
+      s.group_.ends.push_back(Scheduler::end_at(rejoin.last_pass, slot));
+    } else {
+      visit_again(engine, slot);
     }
   }
+  if (count > 0) s.state(count - 1).next_running = -1;
   if (s.lockstep_) std::make_heap(s.group_.ends.begin(), s.group_.ends.end(), std::greater<>{});
   s.first_running_ = count > 0 ? 0 : -1;
   s.last_running_ = count - 1;
   s.num_running_ = count;
   s.sequence_ = count > 0 ? details[static_cast<std::size_t>(count) - 1].sequence + 1 : 0;
+}
+
+// Out of lockstep: its decodes in flight get entries.
+void Snapshot::visit_again(Engine& engine, std::int32_t slot) {
+  RequestState& r = engine.scheduler_.state(slot);
+  const auto join = static_cast<std::int32_t>(r.join_pass);
+  const std::int32_t decodes = decodes_in_flight(r);
+  for (std::int32_t i = 1; i <= decodes; ++i) {
+    Batch& batch = engine.flight(static_cast<std::size_t>(join + i)).batch;
+    batch.entries.emplace_back(r.id, slot, r.num_computed_tokens - decodes + i - 1, 1,
+                               r.num_sampled_tokens - decodes + i - 1, true, false);
+    batch.num_lockstep -= 1;
+  }
+  r.lockstep = false;
 }
 
 void Snapshot::restore_batches(Engine& engine, const std::vector<ExpectedEnd>& ends) const {

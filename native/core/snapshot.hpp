@@ -62,8 +62,9 @@ struct Snapshot {
 
  private:
   struct Fold;
+  struct Rejoin;
 
-  static bool rejoin(const Scheduler& scheduler, RequestState& request);
+  static void visit_again(Engine& engine, std::int32_t slot);
   void restore_running(Engine& engine, const std::vector<ExpectedEnd>& ends) const;
   void restore_batches(Engine& engine, const std::vector<ExpectedEnd>& ends) const;
 };
