@@ -38,8 +38,12 @@ def world(folder: Path, trace: dict[str, Any], models: tuple[str, ...] = ("m1", 
     return make_world(folder, trace, scenario_data(instances, routing=routing))[1]
 
 
-def lengths(found: World) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    return found.known.predicted_output_tokens  # type: ignore[return-value]
+def per_instance(found: World, values: Any) -> Any:
+    return values[:, found.known.group_of_instance]
+
+
+def lengths(found: World) -> Any:
+    return per_instance(found, found.known.predicted_output_tokens)
 
 
 def test_a_predictor_fills_what_routers_believe(tmp_path: Path) -> None:
@@ -47,13 +51,15 @@ def test_a_predictor_fills_what_routers_believe(tmp_path: Path) -> None:
     trained.save(tmp_path / "p.json")
     found = world(tmp_path, columns(trained, table.prompts), ("m2", "m1", "m2"), predictor="p.json", cost_weight=1e-3)
     predict = trained.for_models(["m2", "m1", "m2"])
+    qualities = per_instance(found, found.known.predicted_quality)
+    utilities = per_instance(found, found.known.predicted_utility)
     for k in range(N):
         quality, length = predict(table.prompts[k], None)
         expected = np.maximum(np.rint(length), 1)
         assert lengths(found)[k].tolist() == expected.tolist()
-        assert found.known.predicted_quality[k].tolist() == quality.tolist()
+        assert qualities[k].tolist() == quality.tolist()
         cost = (20 + k) * 10.0 + expected * 20.0
-        assert found.known.predicted_utility[k] == pytest.approx(quality - 1e-3 * cost)
+        assert utilities[k] == pytest.approx(quality - 1e-3 * cost)
     assert found.inputs["predictor_sha256"] == hashlib.sha256((tmp_path / "p.json").read_bytes()).hexdigest()
     assert any("by p.json, trained on a test" in note for note in found.assumptions)
 
