@@ -17,6 +17,7 @@ from simcluster import _native
 from simcluster.errors import SimclusterError
 from simcluster.experiment.build import build_world
 from simcluster.experiment.run import run_policy
+from simcluster.predict.beliefs import ROOM
 from simcluster.report.metrics import Window
 from simcluster.report.request_values import request_values
 from simcluster.routers import POLICIES, base_policy
@@ -173,6 +174,9 @@ def _input_files(scenario: Scenario, path: Path, policy: str) -> Iterator[tuple[
         recipe = find_file(workload.recipe, "traces/recipes", ".yaml", beside, where)
         yield workload.recipe, recipe
         yield from _recipe_files(recipe)
+    for name in (scenario.routing.predictor, scenario.routing.tokenizer):
+        if name not in ("means", None):
+            yield name, find_file(name, ROOM, ".json", beside, f"{path}: routing")
     for text in _texts(scenario.resolved()):  # whatever else names a file
         for candidate in (beside / text, Path(text)):
             if len(text) < 1000 and candidate.is_file():

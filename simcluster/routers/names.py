@@ -118,7 +118,7 @@ def _pairs(text: str, whole: str) -> dict[str, str]:
 
 
 def split_list(text: str) -> list[str]:
-    """Split a list of policies at its commas.
+    """Split a list of policies at its commas; one that is named twice is one.
 
     A comma inside parentheses belongs to a policy, and so does one before `key=value`:
     `sfs,power_of_two:load=tokens,d=3,admission(sfs)` are three policies.
@@ -131,7 +131,7 @@ def split_list(text: str) -> list[str]:
             policies[-1] += f",{piece}"
         else:
             policies.append(piece)
-    return policies
+    return list(dict.fromkeys(policies))
 
 
 def base_policy(text: str) -> str:

@@ -231,7 +231,7 @@ def sweep_command(policy: str, out: str, workers: int = 2) -> list[str]:
     ]
 
 
-def wait_for(condition: Any, seconds: float = 60.0) -> None:
+def wait_for(condition: Any, seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"
@@ -252,32 +252,39 @@ def group_is_gone(group: int) -> bool:
 
 @pytest.fixture
 def slow(tmp_path: Path) -> str:
-    """Write the scenario of a sweep of 16 cells, half of which take 0.3 s."""
+    """Write a sweep of 16 cells and a policy that hangs from its fourth run on, while there is a file `hang`."""
     write_experiment(tmp_path)
-    return write_policy(tmp_path, "slow", "time.sleep(0.3)")
+    condition = "os.path.exists('hang') and open('slow.log').read().count('run') > 3"
+    return write_policy(tmp_path, "slow", f"while {condition}: time.sleep(0.05)")
+
+
+def stored_of(folder: Path, policy: str) -> int:
+    return len([path for path in stored(folder) if f'"policy": "{policy}"' in path.read_text()])
 
 
 def test_a_sweep_that_is_killed_goes_on_and_equals_one_that_is_not(tmp_path: Path, slow: str) -> None:
     whole = subprocess.run(sweep_command(slow, "whole", 1), cwd=tmp_path, check=True, capture_output=True, text=True)
     (tmp_path / "slow.log").unlink()
+    (tmp_path / "hang").touch()
     killed = subprocess.Popen(
         sweep_command(slow, "cut"), cwd=tmp_path, start_new_session=True, stdout=subprocess.DEVNULL
     )
-    wait_for(lambda: len(stored(tmp_path / "cut")) >= 3)
+    wait_for(lambda: stored_of(tmp_path / "cut", slow) == 3)
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     wait_for(lambda: group_is_gone(killed.pid))  # its processes do not outlive it
-    kept = len([path for path in stored(tmp_path / "cut") if '"policy": "slow.py' in path.read_text()])
-    assert len(stored(tmp_path / "cut")) < 16
+    assert 3 < len(stored(tmp_path / "cut")) < 16
     (tmp_path / "slow.log").unlink()
+    (tmp_path / "hang").unlink()
     resumed = subprocess.run(sweep_command(slow, "cut"), cwd=tmp_path, check=True, capture_output=True, text=True)
     assert resumed.stdout == whole.stdout
     for name in ("sweep.json", "cells.parquet", "summary.parquet"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert (tmp_path / "slow.log").read_text().count("run") == 8 - kept
+    assert (tmp_path / "slow.log").read_text().count("run") == 8 - 3
 
 
 def test_an_interrupted_sweep_says_how_to_go_on_and_leaves_no_process(tmp_path: Path, slow: str) -> None:
+    (tmp_path / "hang").touch()
     running = subprocess.Popen(
         sweep_command(slow, "cut"),
         cwd=tmp_path,
@@ -286,9 +293,9 @@ def test_an_interrupted_sweep_says_how_to_go_on_and_leaves_no_process(tmp_path: 
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_for(lambda: len(stored(tmp_path / "cut")) >= 2)
+    wait_for(lambda: stored_of(tmp_path / "cut", slow) == 3)
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=300)
     assert running.returncode == 130
     assert out == ""
     assert err.count("\n") == 1
