@@ -274,8 +274,6 @@ void Scheduler::admit_waiting(Pass& pass, Batch& batch, std::vector<Outcome>& fa
 
 // 2.7
 void Scheduler::finish_pass(const Pass& pass, Batch& batch) {
-  if (!batch.empty()) ++num_executed_;
-  if (pass.interval > 1 && pass.did_prefill) last_prefill_ = num_executed_;
   for (BatchEntry& entry : batch.entries) {
     RequestState& r = state(entry.slot);
     batch.features.add(entry.start, entry.num_tokens, entry.decode);
@@ -288,6 +286,8 @@ void Scheduler::finish_pass(const Pass& pass, Batch& batch) {
     if (config_.async_scheduling) r.num_output_placeholders += 1;
     if (lockstep_) join(entry);
   }
+  if (!batch.empty()) ++num_executed_;
+  if (pass.interval > 1 && pass.did_prefill) last_prefill_ = num_executed_;
   unflushed_ends_ = false;
   ++pass_;
   if (++phase_ == config_.block_size) phase_ = 0;
