@@ -419,6 +419,11 @@ class InstanceView:
 
     def record_dispatch(self, id: int, prompt_tokens: int, predicted_output: int, at: int, max_tokens: int = -1, ends_by_length: bool = False, priority: int = 0, arrival_time: int = 0) -> None: ...
 
+    def simulate_first_token(self, id: int, prompt_tokens: int, predicted_output: int, at: int, max_tokens: int = -1, ends_by_length: bool = False, priority: int = 0, arrival_time: int = 0, fast: bool = True) -> int:
+        """
+        What estimate_first_token() finds, by simulating from the snapshot; with fast off step by step.
+        """
+
     @property
     def num_running(self) -> int: ...
 
@@ -459,6 +464,44 @@ def estimate_first_token(views: Sequence[InstanceView], id: int, prompt_tokens: 
 
     Source: paper eqs. 7, 8.
     """
+
+class Objective(enum.Enum):
+    slo = 0
+
+    weighted = 1
+
+class Explain(enum.Enum):
+    """Who is estimated beside the winners."""
+
+    choice = 0
+
+    runner_up = 1
+
+    all = 2
+
+class Fleet:
+    """All views of one router, ready for decisions."""
+
+    def __init__(self, views: Sequence[InstanceView], kind_of_view: Sequence[int]) -> None:
+        """
+        kind_of_view (n,): numbers from 0; requests are usually the same to all views of one kind.
+        """
+
+    def decide(self, id: int, utility: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', writable=False)], prompt_tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], predicted_output: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], at: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], hop: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], *, max_tokens: int = -1, ends_by_length: bool = False, priority: int = 0, arrival_time: int = 0, objective: Objective = Objective.slo, target_s: float = float('inf'), latency_weight: float = 0.0, explain: Explain = Explain.runner_up, healthy: Sequence[bool] = []) -> tuple[str, bool, Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))]]:
+        """
+        Decide about one request, all columns (n,), times [ps].
+
+        Returns (feasible, infeasible or score; whether none is healthy; the equally good views, ascending; TTFT (n,) [s], inf where it cannot be served, nan where not estimated; score (n,), -inf where not a choice).
+
+        Raises ValueError for a utility that is not a number or a negative weight. Source: paper eqs. 3, 5, 7, 8.
+        """
+
+    @property
+    def num_kinds(self) -> int: ...
+
+    @property
+    def num_estimated(self) -> int:
+        """Views estimated in the last decision."""
 
 def compiler() -> str:
     """The compiler that built this module."""

@@ -164,6 +164,19 @@ void bind_view(nb::module_& m) {
           nb::arg("id"), nb::arg("prompt_tokens"), nb::arg("predicted_output"), nb::arg("at"),
           nb::arg("max_tokens") = -1, nb::arg("ends_by_length") = false, nb::arg("priority") = 0,
           nb::arg("arrival_time") = 0)
+      .def(
+          "simulate_first_token",
+          [](InstanceView& v, std::int64_t id, std::int64_t prompt_tokens, std::int64_t predicted_output,
+             Picoseconds at, std::int64_t max_tokens, bool ends_by_length, std::int64_t priority,
+             Picoseconds arrival_time, bool fast) {
+            return v.simulate_first_token({id, prompt_tokens, predicted_output, max_tokens, ends_by_length, priority,
+                                           arrival_time, at},
+                                          fast);
+          },
+          nb::arg("id"), nb::arg("prompt_tokens"), nb::arg("predicted_output"), nb::arg("at"),
+          nb::arg("max_tokens") = -1, nb::arg("ends_by_length") = false, nb::arg("priority") = 0,
+          nb::arg("arrival_time") = 0, nb::arg("fast") = true,
+          "What estimate_first_token() finds, by simulating from the snapshot; with fast off step by step.")
       .def_prop_ro("num_running", &InstanceView::num_running)
       .def_prop_ro("num_waiting", &InstanceView::num_waiting)
       .def_prop_ro("num_resident", &InstanceView::num_resident)

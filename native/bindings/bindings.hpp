@@ -9,6 +9,7 @@
 void bind_scheduler(nanobind::module_& m);
 void bind_engine(nanobind::module_& m);
 void bind_view(nanobind::module_& m);
+void bind_decide(nanobind::module_& m);
 void bind_bench(nanobind::module_& m);
 
 // Move rows of int64 into a NumPy array of shape (rows, columns).

@@ -6,5 +6,6 @@ NB_MODULE(_native, m) {
   bind_scheduler(m);
   bind_engine(m);
   bind_view(m);
+  bind_decide(m);
   bind_bench(m);
 }

@@ -24,16 +24,9 @@ void insert_by_time(Queue<Item>& queue, const Item& item) {
   queue.insert(place, item);
 }
 
-// Why the API refuses a request; none if it does not.
-EndReason refusal(const Submission& s, const SchedulerConfig& config) {
-  if (s.prompt_tokens >= config.max_model_len || s.max_tokens > config.max_model_len) {
-    return EndReason::exceeds_context;
-  }
-  if (config.blocks_for(s.prompt_tokens) > config.num_usable_blocks()) return EndReason::kv_capacity;
-  return EndReason::none;
-}
+}  // namespace
 
-RequestSpec spec_of(const Submission& s, const SchedulerConfig& config) {
+RequestSpec Engine::spec_of(const Submission& s, const SchedulerConfig& config) {
   RequestSpec spec;
   const std::int64_t room = config.max_model_len - s.prompt_tokens;
   spec.id = s.id;
@@ -52,8 +45,6 @@ RequestSpec spec_of(const Submission& s, const SchedulerConfig& config) {
   return spec;
 }
 
-}  // namespace
-
 Engine::Engine(const SchedulerConfig& config, const StepTimeModel& step_time, StepNoise noise,
                EngineOptions options)
     : async_(config.async_scheduling),
@@ -71,7 +62,7 @@ bool Engine::submit(const Submission& submission) {
   }
   scheduler_.check_prompt(submission.prompt, submission.prompt_tokens);
   const SchedulerConfig& config = scheduler_.config();
-  const EndReason why = refusal(submission, config);
+  const EndReason why = refusal(submission.prompt_tokens, submission.max_tokens);
   if (why != EndReason::none) {
     emit(EventKind::rejected, submission.id, submission.at, 0, why);
     return false;
@@ -108,6 +99,7 @@ void Engine::drop_cancelled(Picoseconds before) {
 void Engine::take_inputs() {
   while (!inbox_.empty() && inbox_.front().at <= clock_) {
     scheduler_.enqueue(inbox_.front().slot);
+    last_input_ = std::max(last_input_, inbox_.front().at);
     inbox_.pop_front();
   }
   apply_cancels(clock_ + 1);
@@ -146,11 +138,19 @@ void Engine::tell_evictions() {
 
 void Engine::iterate() {
   take_inputs();
+  const bool has_pass = scheduler_.has_requests();
+  if (has_pass) {
+    Batch* before = nullptr;
+    Batch& batch = next_flight(before).batch;
+    scheduler_.schedule(batch, before, preempted_, failed_);
+  }
+  conclude(has_pass);
+}
+
+void Engine::conclude(bool has_pass) {
   bool changed = true;
-  if (scheduler_.has_requests()) {
-    Batch* before = num_flights_ > 0 ? &flight(num_flights_ - 1).batch : nullptr;
-    InFlight& next = flight(num_flights_++);
-    scheduler_.schedule(next.batch, before, preempted_, failed_);
+  if (has_pass) {
+    InFlight& next = flight(num_flights_ - 1);
     launch(next);
     changed = !next.batch.empty();
     if (!preempted_.empty() || !failed_.empty()) {
@@ -239,6 +239,10 @@ bool Engine::start_iteration(Picoseconds limit) {
 Engine::Told Engine::work(Picoseconds limit, bool until_told) {
   const std::size_t told = events_.size();
   wake_ = 0;
+  if (in_pass_) {
+    end_iteration();
+    if (until_told && events_.size() != told) return Told::by_pass;
+  }
   for (;;) {
     const bool results = waiting_for_batch_;
     if (results) {

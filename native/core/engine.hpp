@@ -47,6 +47,17 @@ struct StepRecord {
   std::int64_t num_running = 0, num_waiting = 0, num_free_blocks = 0;
 };
 
+// What a pass has left for one more request at the tail of the queue.
+struct Room {
+  Picoseconds until = -1;    // for requests that reach the engine up to here
+  Picoseconds start = 0;     // the batch starts here, or where the request arrives if that is later
+  std::int64_t tokens = 0;   // of the budget; 0: none
+  std::int64_t blocks = 0;   // that an admission may take
+  StepFeatures features;     // of the batch without the request
+
+  bool open() const { return tokens > 0; }
+};
+
 class LivelockError : public std::exception {
  public:
   explicit LivelockError(std::string message) : message_(std::move(message)) {}
@@ -92,7 +103,26 @@ class Engine {
   // Run until this request's first output token, whatever the time; kNever if it never comes.
   Picoseconds run_to_first_token(std::int64_t id);
 
+  // open_pass.cpp: stop in the middle of a pass, where one more request can still be looked at. Only in the form
+  // of passes that stops_in_passes() tells of.
+  bool stops_in_passes() const;
+  // Process everything before a pass that starts at t, or in which the engine stopped.
+  void run_before(Picoseconds t) { work(t, false); }
+  // Run on to the first pass that would take a token of a request which arrives at t at the tail of the queue, and
+  // stop in it; an engine that is idle at t stays. False: it makes no progress until something arrives.
+  bool stop_in_pass(Picoseconds t);
+  bool in_pass() const { return in_pass_; }
+  Room room() const;
+  // A request that arrived before the pass in which the engine stopped, behind all others.
+  void join_pass(const Submission& submission);
+  // Whether the API would refuse it.
+  bool refuses(std::int64_t prompt_tokens, std::int64_t max_tokens) const {
+    return refusal(prompt_tokens, max_tokens) != EndReason::none;
+  }
+
   Picoseconds now() const { return now_; }
+  Picoseconds intake() const { return intake_; }          // inputs up to here were taken
+  Picoseconds last_input() const { return last_input_; }  // arrival of the latest request taken
   const Scheduler& scheduler() const { return scheduler_; }
   const StepTimeModel& step_time() const { return step_time_; }
   std::int64_t num_steps() const { return num_steps_; }
@@ -142,6 +172,21 @@ class Engine {
   bool idle() const { return stalled_ || (!scheduler_.has_requests() && num_flights_ == 0); }
   bool start_iteration(Picoseconds limit);  // false: none starts before the limit
   void iterate();                        // take inputs, one pass, perhaps wait for the oldest batch
+  InFlight& next_flight(Batch*& before) {
+    before = num_flights_ > 0 ? &flight(num_flights_ - 1).batch : nullptr;
+    return flight(num_flights_++);
+  }
+  void conclude(bool has_pass);
+  void begin_iteration();
+  void begin_pass();
+  void end_iteration();
+  // Why the API refuses a request; none if it does not.
+  EndReason refusal(std::int64_t prompt_tokens, std::int64_t max_tokens) const {
+    const SchedulerConfig& config = scheduler_.config();
+    if (prompt_tokens >= config.max_model_len || max_tokens > config.max_model_len) return EndReason::exceeds_context;
+    return config.blocks_for(prompt_tokens) > config.num_usable_blocks() ? EndReason::kv_capacity : EndReason::none;
+  }
+  static RequestSpec spec_of(const Submission& submission, const SchedulerConfig& config);
   void take_inputs();
   void apply_cancels(Picoseconds before) {
     if (!cancels_.empty()) drop_cancelled(before);
@@ -170,6 +215,9 @@ class Engine {
   bool async_;
   bool waiting_for_batch_ = false;
   bool stalled_ = false;          // the last iteration changed nothing; only an input can
+  bool in_pass_ = false;          // stopped in an iteration, behind its admissions
+  bool has_pass_ = false;         // and it makes a pass
+  Picoseconds last_input_ = -1;
   EngineOptions options_;
   std::array<InFlight, 2> flights_;  // a ring: batches handed to the device, oldest first
   Queue<Input> inbox_;            // by time, then order of submission

@@ -254,15 +254,14 @@ SteadyState Scheduler::steady_state(std::size_t depth) {
 
 // Whether the next pass would take the head of the queue, or find that it can never fit.
 bool Scheduler::can_admit(std::int64_t budget, std::int64_t taken) {
-  const std::int64_t limit = config_.max_num_active_seqs > 0 ? config_.max_num_active_seqs : config_.max_num_seqs;
-  if (waiting_.empty() || budget <= 0 || num_running_ >= limit) return false;
+  if (waiting_.empty() || budget <= 0 || seats_left() <= 0) return false;
   const std::int32_t slot = waiting_.front();
   const RequestState& r = request(slot);
   if (config_.blocks_for(std::min(r.num_tokens(), config_.max_model_len)) > config_.num_usable_blocks()) return true;
   const std::int64_t hits = kv_.find_hits(slot, r);
   const std::int64_t tokens = r.num_tokens() - hits * config_.block_size;
   if (!config_.enable_chunked_prefill && tokens > budget) return false;
-  return kv_.admissible(r, std::min(tokens, budget), hits, num_running_ == 0 ? 0 : watermark_blocks_, taken);
+  return kv_.admissible(r, std::min(tokens, budget), hits, watermark(), taken);
 }
 
 // Blocks that so many passes take.

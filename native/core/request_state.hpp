@@ -65,6 +65,7 @@ struct alignas(64) RequestState {
   bool excluded : 1 = false;  // its last token is in flight, no pass schedules it any more (asynchronous loop)
 
   std::int64_t num_tokens() const { return std::int64_t{num_prompt_tokens} + num_output_tokens; }
+  bool operator==(const RequestState&) const = default;
 };
 static_assert(sizeof(RequestState) == 64);
 
@@ -76,6 +77,8 @@ struct RequestDetail {
   std::int32_t num_cached_tokens = -1;  // prefix hit of the first admission; -1 before it
   std::int32_t num_preemptions = 0;
   std::uint32_t sequence = 0;           // order of admission, modulo 2^32
+
+  bool operator==(const RequestDetail&) const = default;
 };
 
 // A count that its bounds keep within 32 bits.
@@ -88,6 +91,8 @@ struct StepFeatures {
   std::int64_t sum_decode_context = 0;  // S_dec
   std::int64_t prefill_attention = 0;   // A_pre = sum of p*c + p*(p+1)/2
   std::int64_t num_prefills = 0;
+
+  bool operator==(const StepFeatures&) const = default;
 
   // A decode computes one token beyond the prompt; everything else is a prefill of p tokens after c.
   void add(std::int64_t context, std::int64_t tokens, bool decode) {

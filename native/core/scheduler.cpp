@@ -234,8 +234,7 @@ void Scheduler::schedule_running(Pass& pass, Batch& batch, std::vector<Outcome>&
 
 // 2.2
 void Scheduler::admit_waiting(Pass& pass, Batch& batch, std::vector<Outcome>& failed) {
-  const std::int64_t limit = config_.max_num_active_seqs > 0 ? config_.max_num_active_seqs : config_.max_num_seqs;
-  while (pass.budget > 0 && !waiting_.empty() && num_running_ < limit) {
+  while (pass.budget > 0 && !waiting_.empty() && seats_left() > 0) {
     const std::int32_t slot = waiting_.front();
     RequestState& r = state(slot);
     if (config_.blocks_for(std::min(r.num_tokens(), config_.max_model_len)) > config_.num_usable_blocks()) {
@@ -252,7 +251,7 @@ void Scheduler::admit_waiting(Pass& pass, Batch& batch, std::vector<Outcome>& fa
     if (pass.threshold > 0) n = std::min(n, pass.threshold);
     if (!config_.enable_chunked_prefill && n > pass.budget) break;
     n = std::min(n, pass.budget);
-    if (!kv_.allocate(slot, r, n, hits, true, num_running_ == 0 ? 0 : watermark_blocks_)) break;
+    if (!kv_.allocate(slot, r, n, hits, true, watermark())) break;
     waiting_.pop_front();
     push_running(slot);
     r.num_computed_tokens = narrow(hit_tokens);
@@ -293,13 +292,12 @@ void Scheduler::finish_pass(const Pass& pass, Batch& batch) {
   if (++phase_ == config_.block_size) phase_ = 0;
 }
 
-void Scheduler::schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted,
-                         std::vector<Outcome>& failed) {
+void Scheduler::start_pass(Pass& pass, Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted,
+                           std::vector<Outcome>& failed) {
   batch.entries.clear();
   batch.features = StepFeatures{};
   batch.pass = pass_;
   batch.num_lockstep = 0;
-  Pass pass;
   pass.budget = config_.max_num_batched_tokens;
   if (!lockstep_) prepare(pass);
   if (!lockstep_ || !schedule_lockstep(pass, batch)) {
@@ -310,8 +308,31 @@ void Scheduler::schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& p
     if (!waiting_.empty()) admit_waiting(pass, batch, failed);
     if (!pass.hold) capacity_bound_ = !waiting_.empty();
   }
+}
+
+void Scheduler::schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted,
+                         std::vector<Outcome>& failed) {
+  Pass pass;
+  start_pass(pass, batch, in_flight, preempted, failed);
   finish_pass(pass, batch);
 }
+
+void Scheduler::begin_pass(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted,
+                           std::vector<Outcome>& failed) {
+  Pass pass;
+  start_pass(pass, batch, in_flight, preempted, failed);
+}
+
+// In lockstep form a pass has neither threshold nor cadence, so nothing of it but its budget need be remembered.
+void Scheduler::admit_more(Batch& batch, std::vector<Outcome>& failed) {
+  Pass pass;
+  pass.budget = config_.max_num_batched_tokens - batch.num_lockstep;
+  for (const BatchEntry& entry : batch.entries) pass.budget -= entry.num_tokens;
+  admit_waiting(pass, batch, failed);
+  capacity_bound_ = !waiting_.empty();
+}
+
+void Scheduler::end_pass(Batch& batch) { finish_pass(Pass{}, batch); }
 
 EndReason Scheduler::end_reason(const RequestState& r) const {
   if (r.eos_at > 0 && r.num_output_tokens == r.eos_at) return EndReason::stop;

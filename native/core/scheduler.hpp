@@ -65,6 +65,13 @@ class Scheduler {
   // One pass. Fills `batch`, `preempted` (in order of eviction) and `failed` (those that can never fit), which come empty.
   // `in_flight`: the batch before, if its results are still to come (asynchronous loop), else null.
   void schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted, std::vector<Outcome>& failed);
+  // The same in parts, in lockstep form alone, so that requests added meanwhile still join the pass (open_pass.cpp).
+  bool in_lockstep_form() const { return lockstep_; }
+  void begin_pass(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted, std::vector<Outcome>& failed);
+  void admit_more(Batch& batch, std::vector<Outcome>& failed);
+  void end_pass(Batch& batch);
+  std::int64_t seats_left() const { return seats() - num_running_; }
+  std::int64_t blocks_left() const { return kv_.num_free_blocks() - watermark(); }  // that an admission may take
   // Results of a batch, in batch order, into `results`, which comes empty. Tokens of decodes in lockstep are told only
   // where they end a request.
   void update(const Batch& batch, std::vector<Outcome>& results);
@@ -122,6 +129,12 @@ class Scheduler {
   bool before(std::int32_t a, std::int32_t b) const;  // order of the priority queue
 
   void prepare(Pass& pass) const;
+  void start_pass(Pass& pass, Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted,
+                  std::vector<Outcome>& failed);
+  std::int64_t seats() const {
+    return config_.max_num_active_seqs > 0 ? config_.max_num_active_seqs : config_.max_num_seqs;
+  }
+  std::int64_t watermark() const { return num_running_ == 0 ? 0 : watermark_blocks_; }
   void schedule_running(Pass& pass, Batch& batch, std::vector<Outcome>& preempted);
   void admit_waiting(Pass& pass, Batch& batch, std::vector<Outcome>& failed);
   std::int32_t choose_victim() const;

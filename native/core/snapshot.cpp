@@ -300,6 +300,8 @@ void Snapshot::restore(Engine& engine, const std::vector<ExpectedEnd>& ends) con
   engine.intake_ = intake;
   engine.waiting_for_batch_ = waiting_for_batch;
   engine.stalled_ = false;
+  engine.in_pass_ = false;
+  engine.last_input_ = -1;
   engine.iterations_without_token_ = 0;
   engine.livelock_limit_ = Engine::kLeastLivelockLimit;
 }

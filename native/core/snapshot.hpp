@@ -23,12 +23,16 @@ struct Snapshot {
     std::int32_t request = -1;  // index into requests; -1: it has ended meanwhile
     std::int32_t num_tokens = 0;
     std::int32_t sample_index = -1;
+
+    bool operator==(const Entry&) const = default;
   };
   struct BatchInFlight {
     Picoseconds start = 0;
     StepFeatures features;
     std::int64_t num_lockstep = 0;  // decodes that have no entry, in front of the entries
     std::vector<Entry> entries;
+
+    bool operator==(const BatchInFlight&) const = default;
   };
 
   std::uint32_t version = kVersion;

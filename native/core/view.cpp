@@ -1,6 +1,7 @@
 #include "view.hpp"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace simcluster {
@@ -25,6 +26,22 @@ Submission submission_of(const Dispatch& d) {
   return s;
 }
 
+// Whether both show one state, with the step in flight on time by the believed model if the earlier one was.
+bool same_state(const Snapshot& a, const Snapshot& b, const StepTimeModel& model, bool async) {
+  const auto scalars = [](const Snapshot& s) {
+    return std::tuple(s.version, s.boundary, s.intake, s.waiting_for_batch, s.unflushed_ends, s.capacity_bound,
+                      s.num_executed, s.last_prefill, s.num_free_blocks, s.num_running, s.requests.size());
+  };
+  if (scalars(a) != scalars(b) || a.in_flight != b.in_flight) return false;
+  if (!a.in_flight.empty() && a.taken_at != b.taken_at) {
+    const Snapshot::BatchInFlight& batch = a.in_flight.front();
+    if (batch.features.num_tokens == 0) return false;
+    const Picoseconds end = batch.start + model.period(model.device_time(batch.features), async);
+    if (std::max(a.taken_at, b.taken_at) > end) return false;
+  }
+  return a.requests == b.requests && a.details == b.details;
+}
+
 // Known tokens without a processed result. A decoding request misses only its newest token.
 std::int64_t prefill_left(const RequestState& r) {
   const std::int64_t processed = r.num_computed_tokens - (r.num_inflight_tokens - r.num_stale_tokens);
@@ -36,8 +53,17 @@ std::int64_t prefill_left(const RequestState& r) {
 
 InstanceView::InstanceView(SchedulerConfig config, const StepTimeModel& believed, std::int64_t mean_output,
                            bool overlay)
-    : mean_output_(mean_output), overlay_(overlay), engine_(counting(config), believed) {
+    : config_(counting(config)),
+      mean_output_(mean_output),
+      overlay_(overlay),
+      least_(believed, config),
+      engine_(config_, believed) {
   snapshot_ = std::make_shared<const Snapshot>(Snapshot::capture(engine_));
+  look();
+}
+
+void InstanceView::unwatch(const ViewWatcher* watcher) {
+  std::erase_if(watchers_, [&](const Watch& w) { return w.watcher == watcher; });
 }
 
 std::int64_t InstanceView::num_waiting() const {
@@ -46,7 +72,13 @@ std::int64_t InstanceView::num_waiting() const {
 }
 
 void InstanceView::refresh(std::shared_ptr<const Snapshot> snapshot) {
+  ready_ = ready_ && same_state(*snapshot_, *snapshot, engine_.step_time(), config_.async_scheduling);
   snapshot_ = std::move(snapshot);
+  if (!ready_) {
+    num_built_ = 0;
+    look();
+    tell();
+  }
   const auto arrived = [&](const Dispatch& d) { return d.at <= snapshot_->intake; };
   for (const Dispatch& d : unseen_) {
     if (arrived(d)) seen_.push_back(d);
@@ -63,7 +95,26 @@ void InstanceView::refresh(std::shared_ptr<const Snapshot> snapshot) {
   std::sort(seen_.begin(), seen_.end(), [](const Dispatch& a, const Dispatch& b) { return a.id < b.id; });
 }
 
-void InstanceView::record_dispatch(const Dispatch& dispatch) { unseen_.push_back(dispatch); }
+// The device is busy with the batches in flight before it can take another.
+void InstanceView::look() {
+  outlook_ = {};
+  if (!least_.known) return;
+  const StepTimeModel& model = engine_.step_time();
+  Picoseconds free = snapshot_->boundary;
+  for (const Snapshot::BatchInFlight& batch : snapshot_->in_flight) {
+    if (batch.features.num_tokens == 0) continue;
+    const Picoseconds start = &batch == &snapshot_->in_flight.front() ? batch.start : free;
+    free = std::max(free, start + model.period(model.device_time(batch.features), config_.async_scheduling));
+  }
+  outlook_.at_least = outlook_.at_least_later = free + least_.batch;
+}
+
+void InstanceView::record_dispatch(const Dispatch& dispatch) {
+  unseen_.push_back(dispatch);
+  if (!ready_ || !overlay_) return;
+  ready_ = dispatch.prompt_tokens > 0 && dispatch.predicted_output > 0 && frontier_->add(submission_of(dispatch));
+  tell();
+}
 
 ExpectedEnd InstanceView::expected_end(std::int64_t id) const {
   const auto it = std::lower_bound(seen_.begin(), seen_.end(), id,
@@ -106,16 +157,58 @@ double InstanceView::kv_usage() const {
   return 1.0 - static_cast<double>(snapshot_->num_free_blocks) / usable;
 }
 
-Picoseconds InstanceView::estimate_first_token(const Dispatch& candidate) {
+void InstanceView::restore(Engine& engine) {
   ends_.clear();
   for (const RequestState& r : snapshot_->requests) ends_.push_back(expected_end(r.id));
-  snapshot_->restore(engine_, ends_);
+  snapshot_->restore(engine, ends_);
   if (overlay_) {
-    for (const Dispatch& d : unseen_) engine_.submit(submission_of(d));
+    for (const Dispatch& d : unseen_) engine.submit(submission_of(d));
   }
-  if (!engine_.submit(submission_of(candidate))) return kNever;
+}
+
+void InstanceView::build_frontier() {
+  if (!frontier_) frontier_ = std::make_unique<Frontier>(engine_);
+  restore(frontier_->engine());
+  frontier_->start();
+  ready_ = true;
+  ++num_built_;
+}
+
+Picoseconds InstanceView::estimate_slowly(const Dispatch& candidate) {
+  const bool late = candidate.at <= snapshot_->intake || candidate.prompt_tokens < 1 || candidate.predicted_output < 1;
+  if (late || !engine_.stops_in_passes()) return simulate_first_token(candidate);
+  if (engine_.refuses(candidate.prompt_tokens, candidate.max_tokens)) return kNever;
+  const bool first = !ready_ && num_built_ == 0;
+  if (!ready_) build_frontier();
+  const Submission submission = submission_of(candidate);
+  Picoseconds at = 0;
+  if (!frontier_->reach(candidate.at)) {
+    at = simulate_first_token(candidate);
+  } else if (outlook().tells(candidate.prompt_tokens, candidate.at)) {
+    at = outlook().first_token(believed(), config_.async_scheduling, candidate.prompt_tokens, candidate.at);
+  } else if (first) {  // most views are asked once and then refreshed
+    at = frontier_->run_out(submission);
+    ready_ = false;
+  } else {
+    at = frontier_->run_on(submission, engine_);
+  }
+  tell();
+  return at;
+}
+
+Picoseconds InstanceView::simulate_first_token(const Dispatch& candidate, bool fast) {
+  if (!fast) {
+    Engine stepping(config_, engine_.step_time(), {}, EngineOptions{false, false, false});
+    return simulate_on(stepping, candidate);
+  }
+  return simulate_on(engine_, candidate);
+}
+
+Picoseconds InstanceView::simulate_on(Engine& engine, const Dispatch& candidate) {
+  restore(engine);
+  if (!engine.submit(submission_of(candidate))) return kNever;
   try {
-    return engine_.run_to_first_token(candidate.id);
+    return engine.run_to_first_token(candidate.id);
   } catch (const LivelockError&) {
     return kNever;
   }

@@ -294,6 +294,7 @@ class SimulatedCluster:
                 instances=world.instances,
                 num_replicas=routing.replicas,
                 replica=number,
+                all_candidates=self.scenario.output.decisions == "full",
             )
             views = [
                 _native.InstanceView(

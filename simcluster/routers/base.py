@@ -104,7 +104,8 @@ class Decision:
             rule), `none_healthy`, `shed`, `explore`, `warmup`, or a fallback's name.
         predicted_ttft_s: (j,) estimated TTFT [s], inf where the request cannot be served, nan where none was
             estimated; None: nowhere.
-        score: (j,) what was maximised; None where nothing was compared.
+        score: (j,) what was maximised, -inf where an instance could not be chosen or was skipped because it could
+            neither win nor come second; None where nothing was compared.
         num_tied: how many instances were equally good.
     """
 

@@ -115,10 +115,10 @@ def choose_weighted(
     Source: paper eq. 5.
     """
     allowed, none_healthy = _allowed(len(ttft_s), healthy)
-    servable = np.isfinite(ttft_s)
-    usable = allowed[servable[allowed]]
+    usable = allowed[np.isfinite(ttft_s[allowed])]
     if not len(usable):
         return choose_slo(utility, ttft_s, np.inf, ties, healthy)
-    score = np.where(servable, utility - latency_weight * np.where(servable, ttft_s, 0.0), -np.inf)
+    score = np.full(len(ttft_s), -np.inf)
+    score[usable] = utility[usable] - latency_weight * ttft_s[usable]
     best = _largest(score, ttft_s, usable)
     return Decision(ties.pick(best), NONE_HEALTHY if none_healthy else "score", ttft_s, score, len(best))

@@ -24,6 +24,7 @@ class RouterSettings:
         instances: (j,) what is fixed about each instance.
         num_replicas: independent routers, this one included.
         replica: this router's number, from 0.
+        all_candidates: estimate every candidate for the records, also those that can neither win nor come second.
     """
 
     num_instances: int
@@ -34,3 +35,4 @@ class RouterSettings:
     instances: tuple[InstanceSpec, ...] = ()
     num_replicas: int = 1
     replica: int = 0
+    all_candidates: bool = True

@@ -4,19 +4,51 @@ from typing import ClassVar
 
 import numpy as np
 
+from simcluster import _native
 from simcluster.errors import ConfigError
-from simcluster.request import Request
-from simcluster.routers.base import ClusterView, Decision, OracleView, estimate_ttft
-from simcluster.routers.objective import choose_slo, choose_weighted
+from simcluster.instance import InstanceSpec
+from simcluster.request import IntArray, Request
+from simcluster.routers.base import NONE_HEALTHY, ClusterView, Decision, OracleView
 from simcluster.routers.settings import RouterSettings
 from simcluster.units import PS_PER_S
 
 __all__ = ["Oracle", "Sfs"]
 
 
+class _Cluster:
+    """The views of one router, ready for native decisions, and the ways to and from the engines."""
+
+    def __init__(self, view: ClusterView) -> None:
+        self.views = list(view.views)
+        self._instances = view.instances
+        kinds: dict[tuple[object, ...], int] = {}
+        kind_of_view = [kinds.setdefault(_kind(spec), len(kinds)) for spec in view.instances]
+        self.fleet = _native.Fleet(self.views, kind_of_view)
+        self.hop = np.array([spec.output_hop_ps for spec in view.instances], dtype=np.int64)
+        self._delay: IntArray | None = None
+        if all(spec.front_end.per_prompt_token_s == 0 for spec in view.instances):
+            self._delay = np.array([spec.engine_arrival_ps(0, 1) for spec in view.instances], dtype=np.int64)
+
+    def is_of(self, view: ClusterView) -> bool:
+        return self._instances is view.instances and self.views == view.views
+
+    def arrivals(self, sent_ps: int, prompt_tokens: IntArray) -> IntArray:
+        """Return when a request reaches the engines [ps], (j,)."""
+        if self._delay is not None:
+            return self._delay + sent_ps
+        pairs = zip(self._instances, prompt_tokens.tolist(), strict=True)
+        return np.array([spec.engine_arrival_ps(sent_ps, tokens) for spec, tokens in pairs], dtype=np.int64)
+
+
+def _kind(spec: InstanceSpec) -> tuple[object, ...]:
+    """Return what a request is usually the same to."""
+    return spec.model, spec.card, spec.price_in, spec.price_out
+
+
 class Sfs:
     """The objective of eq. 3 or eq. 5 on TTFT estimates by forward simulation.
 
+    Only instances that can win or come second are estimated, unless the settings ask for all candidates.
     Source: the paper, eqs. 3, 5, 7, 8.
     """
 
@@ -24,16 +56,32 @@ class Sfs:
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
+        self._cluster: _Cluster | None = None
 
     def route(self, request: Request, view: ClusterView) -> Decision:
         """Choose by predicted utility and estimated TTFT."""
-        ttft_s = estimate_ttft(request, view)
-        settings = self._settings
-        utility, healthy = request.predicted_utility, view.healthy
-        if settings.objective == "weighted":
-            return choose_weighted(utility, ttft_s, settings.latency_weight, settings.ties, healthy)
-        target_s = request.slo_ttft_ps / PS_PER_S if request.slo_ttft_ps >= 0 else np.inf
-        return choose_slo(utility, ttft_s, target_s, settings.ties, healthy)
+        if self._cluster is None or not self._cluster.is_of(view):
+            self._cluster = _Cluster(view)
+        cluster, settings = self._cluster, self._settings
+        reason, none_healthy, best, ttft_s, score = cluster.fleet.decide(
+            request.index,
+            request.predicted_utility,
+            request.prompt_tokens,
+            request.predicted_output_tokens,
+            cluster.arrivals(view.now_ps + view.router_delay_ps, request.prompt_tokens),
+            cluster.hop,
+            max_tokens=request.max_tokens,
+            priority=request.priority,
+            arrival_time=request.arrival_ps,
+            objective=_native.Objective.weighted if settings.objective == "weighted" else _native.Objective.slo,
+            target_s=request.slo_ttft_ps / PS_PER_S if request.slo_ttft_ps >= 0 else np.inf,
+            latency_weight=settings.latency_weight,
+            explain=_native.Explain.all if settings.all_candidates else _native.Explain.runner_up,
+            healthy=view.healthy if False in view.healthy else (),
+        )
+        return Decision(
+            settings.ties.pick(best), NONE_HEALTHY if none_healthy else reason, ttft_s, score, num_tied=len(best)
+        )
 
 
 class Oracle(Sfs):
