@@ -517,3 +517,106 @@ def bench_estimates(view: InstanceView, snapshot: Snapshot | None, prompt_tokens
     """
     Estimate a request `repeats` times, each time from the snapshot anew unless it is None; the first token [ps].
     """
+
+class Watch(enum.Enum):
+    nothing = 0
+
+    ends = 1
+
+    first_tokens_and_ends = 2
+
+class Captured:
+    """Snapshots of every instance at one instant."""
+
+class Cluster:
+    """
+    The engines of one run behind one interface, and what happened to the requests.
+
+    It holds the truth: never hand it to a router.
+    """
+
+    def __init__(self, prompt_tokens: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], output_tokens: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], predicted_output: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], max_tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], priority: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], cancel_after: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ends_by_length: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C', device='cpu', writable=False)], prefix: tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], int] | None, routers_know_ends: bool, in_order: bool, watch: Watch) -> None:
+        """
+        n requests; the first three columns are (n, groups) [tokens], output_tokens is the truth; cancel_after [ps].
+
+        prefix: offsets (n + 1,), dense hashes, and prompt tokens that one covers. in_order: requests are sent by
+        ascending number.
+        """
+
+    def add_instance(self, engine: object, group: int, request_s: float, per_prompt_token_s: float, output_hop: int, shares_prefixes: bool, asynchronous: bool) -> None:
+        """
+        The next instance; times [s], output_hop [ps]. The engine is driven by the cluster alone from now on.
+        """
+
+    def add_router(self, views: list[InstanceView], believed: list[StepTimeModel]) -> int:
+        """
+        A router with these views (j,), which believe these step times (j,); returns its number.
+        """
+
+    def advance(self, t: int) -> None:
+        """Every instance processes what ends at or before t [ps]."""
+
+    def refresh(self, router: int, t: int) -> None:
+        """
+        Show a router the newest step boundary of every instance at t [ps]; costs only where there is a new one.
+        """
+
+    def capture(self, t: int) -> Captured:
+        """
+        The newest step boundary of every instance at t [ps], to be shown later.
+        """
+
+    def show(self, router: int, snapshots: Captured) -> None: ...
+
+    def shown(self, router: int) -> list[Snapshot]:
+        """
+        Copies of what a router has been shown last, None where nothing; for tests.
+        """
+
+    def dispatch(self, request: int, instance: int, now: int, sent: int, router: int) -> None:
+        """
+        A request arrives at `now` and leaves for an instance at `sent` [ps]; `router`'s view notes it, or NOBODY's.
+        """
+
+    def turn_away(self, request: int, now: int) -> None:
+        """A request arrives at `now` [ps] and is sent nowhere."""
+
+    def next_end(self) -> int:
+        """
+        When to advance to [ps] to be told of the next end of a request if nothing else arrives; NEVER if none.
+        """
+
+    def take_notices(self) -> list[tuple[int, int, int]]:
+        """
+        What clients were told since the last call, as watched: (request, kind, seen at [ps]).
+        """
+
+    def loads(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None))]:
+        """
+        Per instance (running, waiting, free blocks, preemptions, steps, busy [ps], prefix queries, prefix hits, and both of preempted requests), (j, 10).
+        """
+
+    @property
+    def num_open(self) -> int:
+        """Requests sent and not ended."""
+
+    @property
+    def num_sent(self) -> int:
+        """Requests that have arrived."""
+
+    def num_ready(self, least: int) -> int:
+        """
+        How many of the oldest rows are final, `least` or a few more; 0 if fewer.
+        """
+
+    def take_rows(self, count: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None))]:
+        """
+        The oldest rows in order of sending: (request, arrival, instance, scheduled, first token, end, output tokens, cached tokens, preemptions, status, reason), (k, 11); instants [ps], -1 for those that did not come.
+        """
+
+    def finish(self, clock: int, cut: bool) -> None:
+        """
+        Fix the end of the run [ps]; with `cut`, what has not reached its client by then did not happen.
+        """
+
+NOBODY: int = 18446744073709551615

@@ -16,16 +16,30 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol, Self
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from simcluster.errors import ConfigError
 
-__all__ = ["DECISIONS", "ESTIMATES", "INSTANCES", "REQUESTS", "output_folder", "write_json", "write_run"]
+__all__ = [
+    "DECISIONS",
+    "ESTIMATES",
+    "INSTANCES",
+    "REQUESTS",
+    "FolderWriter",
+    "MemoryWriter",
+    "TableWriter",
+    "output_folder",
+    "read_frame",
+    "write_json",
+    "write_run",
+]
 
 _TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
 
@@ -97,6 +111,7 @@ INSTANCES = pa.schema(
         ("preempted_hits", _INT),
     ]
 )
+_SCHEMAS = {"requests": REQUESTS, "decisions": DECISIONS, "estimates": ESTIMATES, "instances": INSTANCES}
 
 
 @contextlib.contextmanager
@@ -153,8 +168,145 @@ def write_json(path: Path, content: Any) -> None:
         raise
 
 
+def read_frame(source: Path | pa.Table, columns: Sequence[str]) -> pl.DataFrame:
+    """Return columns of a table in one piece, so that sums do not depend on how it was cut."""
+    if isinstance(source, Path):
+        return pl.read_parquet(source, columns=list(columns)).rechunk()
+    found = pl.from_arrow(source.select(list(columns)), rechunk=True)
+    assert isinstance(found, pl.DataFrame)
+    return found
+
+
+class TableWriter(Protocol):
+    """Takes the tables of one run, chunk by chunk."""
+
+    def write(self, stem: str, chunk: pa.Table) -> None:
+        """Add rows to a table, by its file stem."""
+        ...
+
+    def close(self) -> None:
+        """End all tables."""
+        ...
+
+    @property
+    def stems(self) -> set[str]:
+        """The tables that there are."""
+        ...
+
+    def frame(self, stem: str, columns: list[str]) -> pl.DataFrame:
+        """Return columns of a table that is complete."""
+        ...
+
+
+class MemoryWriter:
+    """Keeps the tables of a run that is not written anywhere.
+
+    Args:
+        stems: the tables that there are even without rows.
+    """
+
+    def __init__(self, stems: list[str]) -> None:
+        self._chunks: dict[str, list[pa.Table]] = {stem: [] for stem in stems}
+
+    def write(self, stem: str, chunk: pa.Table) -> None:
+        """Add rows to a table."""
+        self._chunks.setdefault(stem, []).append(chunk)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    @property
+    def stems(self) -> set[str]:
+        """The tables that there are."""
+        return set(self._chunks)
+
+    def tables(self) -> dict[str, pa.Table]:
+        """Return all tables by file stem."""
+        return {
+            stem: pa.concat_tables([_SCHEMAS[stem].empty_table(), *chunks]).combine_chunks()
+            for stem, chunks in self._chunks.items()
+        }
+
+    def frame(self, stem: str, columns: list[str]) -> pl.DataFrame:
+        """Return columns of a table."""
+        return read_frame(pa.concat_tables([_SCHEMAS[stem].empty_table(), *self._chunks[stem]]), columns)
+
+
+class FolderWriter:
+    """Writes the directory of one policy: into a temporary one that takes the name when all is there.
+
+    A run that is killed leaves tables without an end, which no reader takes for a table, in a hidden folder. Used as
+    a context; what is not finished in it is removed.
+
+    Args:
+        folder: the policy's directory; an earlier one is replaced.
+        stems: the tables that there are even without rows.
+
+    Raises:
+        ConfigError: the disk refuses, here and in every method.
+    """
+
+    def __init__(self, folder: Path, stems: list[str]) -> None:
+        self._folder = folder
+        self._writers: dict[str, pq.ParquetWriter] = {}
+        self._wanted, self.stems = stems, set(stems)
+        with self._errors():
+            self._temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        for writer in self._writers.values():
+            with contextlib.suppress(OSError):
+                writer.close()
+        if self._temporary.exists():
+            shutil.rmtree(self._temporary)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(f"--out {self._folder}: cannot be written ({error.strerror})") from None
+
+    def write(self, stem: str, chunk: pa.Table) -> None:
+        """Add rows to a table, as one row group."""
+        self.stems.add(stem)
+        with self._errors():
+            if stem not in self._writers:
+                path = self._temporary / f"{stem}.parquet"
+                self._writers[stem] = pq.ParquetWriter(path, _SCHEMAS[stem], compression="zstd")
+            self._writers[stem].write_table(chunk)
+
+    def close(self) -> None:
+        """End all tables; they can be read from now on."""
+        for stem in self._wanted:
+            if stem not in self._writers:
+                self.write(stem, _SCHEMAS[stem].empty_table())
+        with self._errors():
+            while self._writers:
+                self._writers.popitem()[1].close()
+
+    def frame(self, stem: str, columns: list[str]) -> pl.DataFrame:
+        """Return columns of a table."""
+        return read_frame(self._temporary / f"{stem}.parquet", columns)
+
+    def finish(self, manifest: dict[str, Any], summary: dict[str, Any]) -> None:
+        """Add what was run and its metrics, and let the directory take its name."""
+        with self._errors():
+            write_json(self._temporary / "manifest.json", manifest)
+            write_json(self._temporary / "summary.json", summary)
+            self._temporary.chmod(0o755)
+            if self._folder.exists():
+                shutil.rmtree(self._folder)
+            self._temporary.rename(self._folder)
+
+
 def write_run(folder: Path, manifest: dict[str, Any], tables: dict[str, pa.Table], summary: dict[str, Any]) -> None:
-    """Write the directory of one policy: into a temporary one that then takes the name.
+    """Write the directory of one policy from tables in memory.
 
     Args:
         folder: the policy's directory; an earlier one is replaced.
@@ -165,18 +317,8 @@ def write_run(folder: Path, manifest: dict[str, Any], tables: dict[str, pa.Table
     Raises:
         ConfigError: the disk refuses.
     """
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    try:
+    with FolderWriter(folder, list(tables)) as writer:
         for stem, table in tables.items():
-            pq.write_table(table, temporary / f"{stem}.parquet", compression="zstd")
-        write_json(temporary / "manifest.json", manifest)
-        write_json(temporary / "summary.json", summary)
-        temporary.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        temporary.rename(folder)
-    except OSError as error:
-        raise ConfigError(f"--out {folder}: cannot be written ({error.strerror})") from None
-    finally:
-        if temporary.exists():
-            shutil.rmtree(temporary)
+            writer.write(stem, table)
+        writer.close()
+        writer.finish(manifest, summary)

@@ -8,4 +8,5 @@ NB_MODULE(_native, m) {
   bind_view(m);
   bind_decide(m);
   bind_bench(m);
+  bind_cluster(m);
 }

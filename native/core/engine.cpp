@@ -1,6 +1,7 @@
 #include "engine.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 
 namespace simcluster {
@@ -250,6 +251,7 @@ Engine::Told Engine::work(Picoseconds limit, bool until_told) {
         wake_ = flight(0).end;
         return Told::nothing;
       }
+      ++num_changes_;
       if (may_jump(limit) && jump(limit)) continue;
       process_results();
     } else {
@@ -257,6 +259,7 @@ Engine::Told Engine::work(Picoseconds limit, bool until_told) {
         if (idle()) wake_ = std::max(clock_, next_input()) + 1;
         return Told::nothing;
       }
+      ++num_changes_;
       iterate();
     }
     if (until_told && events_.size() != told) return results ? Told::by_results : Told::by_pass;
@@ -276,7 +279,8 @@ Picoseconds Engine::next_event() const {
 }
 
 Picoseconds Engine::next_end() const {
-  Engine ahead = *this;
+  static thread_local std::optional<Engine> scratch;  // asked for at every arrival: its memory is used again
+  Engine& ahead = scratch ? *scratch = *this : scratch.emplace(*this);
   ahead.events_.clear();
   for (;;) {
     const Told told = ahead.work(kNever, true);

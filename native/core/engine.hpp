@@ -100,6 +100,10 @@ class Engine {
   // The instant to advance to so that the next end of a request (finished, failed) is told of; kNever if none. Later
   // than the end itself where a client leaves during a step.
   Picoseconds next_end() const;
+  // Advancing to an earlier instant changes nothing.
+  Picoseconds next_change() const { return wake_; }
+  // Grows with every change of the state at the newest step boundary.
+  std::uint64_t num_changes() const { return num_changes_; }
   // Run until this request's first output token, whatever the time; kNever if it never comes.
   Picoseconds run_to_first_token(std::int64_t id);
 
@@ -226,6 +230,7 @@ class Engine {
   StepTimeModel step_time_;
   StepNoise noise_;
 
+  std::uint64_t num_changes_ = 0;
   std::int64_t num_steps_ = 0;
   Picoseconds busy_time_ = 0;
   std::int64_t iterations_without_token_ = 0;

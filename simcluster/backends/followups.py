@@ -1,9 +1,14 @@
 """Closed loops: requests that are sent when an earlier one has ended, after a time to think."""
 
-from simcluster.backends.ledger import Ledger
+from collections.abc import Iterator
+
+import numpy as np
+
 from simcluster.world import World
 
 __all__ = ["FollowUps"]
+
+_BLOCK = 4096
 
 
 class FollowUps:
@@ -12,49 +17,34 @@ class FollowUps:
     A request whose predecessor was rejected, failed or shed is sent all the same, as its client goes on.
     """
 
-    def __init__(self, world: World, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._think_ps = world.think_ps
-        self._after = None if world.after is None else world.after.tolist()
-        self._children: dict[int, list[int]] = {}
-        for child, parent in enumerate(self._after or []):
-            if parent >= 0:
-                self._children.setdefault(parent, []).append(child)
-        self._count = len(world.known)
-        self._next = 0
-        self._tickets: dict[int, int] = {}
+    def __init__(self, world: World) -> None:
+        self._after = world.after
+        self._arrival_ps = world.known.arrival_ps
+        if self._after is not None and world.think_ps is not None:
+            self._think = world.think_ps.data
+            children = np.argsort(self._after, kind="stable")  # by the request that they wait for
+            first = np.searchsorted(self._after, np.arange(len(world.known) + 1), sorter=children)
+            # A memoryview gives plain integers, and faster than an array does.
+            self._children, self._first_child = children.data, first.data
 
     def __bool__(self) -> bool:
-        return bool(self._children)
+        return self._after is not None
 
     def waits(self, index: int) -> bool:
         """Whether a request is sent at the end of another one instead of by the clock."""
-        return self._after is not None and self._after[index] >= 0
+        return self._after is not None and bool(self._after[index] >= 0)
 
-    def next_by_clock(self) -> int | None:
-        """Return the next request that is sent by the clock, or None after the last one."""
-        while self._next < self._count:
-            index = self._next
-            self._next += 1
-            if not self.waits(index):
-                return index
-        return None
+    def by_clock(self) -> Iterator[tuple[int, int]]:
+        """Yield the requests that are sent by the clock, each with its arrival [ps]."""
+        for start in range(0, len(self._arrival_ps), _BLOCK):
+            rows = np.arange(start, min(start + _BLOCK, len(self._arrival_ps)))
+            if self._after is not None:
+                rows = rows[self._after[rows] < 0]
+            yield from zip(rows.tolist(), self._arrival_ps[rows].tolist(), strict=True)
 
-    def released(self, ended: list[int]) -> list[tuple[int, int]]:
-        """Return the requests that waited for these, each with the instant at which it is sent [ps]."""
-        found: list[tuple[int, int]] = []
-        for parent in ended:
-            end_ps = int(self._ledger.end_ps[parent])
-            for child in self._children.pop(parent, ()):
-                assert self._think_ps is not None  # it comes with `after`
-                found.append((child, end_ps + int(self._think_ps[child])))
-        return found
-
-    def new_ticket(self, instance: int) -> int:
-        """Return a number that makes earlier plans for an instance void."""
-        self._tickets[instance] = self._tickets.get(instance, 0) + 1
-        return self._tickets[instance]
-
-    def is_current(self, instance: int, ticket: int) -> bool:
-        """Whether a plan still holds."""
-        return self._tickets.get(instance) == ticket
+    def released(self, parent: int, end_ps: int) -> list[tuple[int, int]]:
+        """Return the requests that waited for one that has ended, each with the instant at which it is sent [ps]."""
+        if self._after is None:
+            return []
+        found = range(self._first_child[parent], self._first_child[parent + 1])
+        return [(child, end_ps + self._think[child]) for child in map(self._children.__getitem__, found)]

@@ -1,18 +1,15 @@
-"""A simulated instance: the truth about requests meets the engine here, and nowhere else."""
+"""Simulated instances: the truth about requests meets the engines here, and nowhere else."""
 
 from dataclasses import replace
 
 import numpy as np
 
 from simcluster import _native
-from simcluster.backends.base import Engine, EngineFactory
-from simcluster.instance import InstanceSpec
-from simcluster.request import Request, RequestColumns
+from simcluster.backends.base import EngineFactory
+from simcluster.request import RequestColumns
 from simcluster.world import World
 
-__all__ = ["SimulatedInstance", "oracle_columns"]
-
-_OWN_TOKENS_BIT = 36  # token ids of shared prefixes stay below 2**36, those of one request's own prompt above
+__all__ = ["build_cluster", "oracle_columns"]
 
 
 def oracle_columns(world: World) -> RequestColumns:
@@ -27,51 +24,40 @@ def oracle_columns(world: World) -> RequestColumns:
     )
 
 
-class SimulatedInstance:
-    """One simulated instance behind the router."""
+def build_cluster(
+    world: World, known: RequestColumns, build_engine: EngineFactory, watch: _native.Watch, *, oracle: bool
+) -> _native.Cluster:
+    """Build the engines of a run behind one interface; the true ends go to them alone.
 
-    def __init__(self, world: World, index: int, build_engine: EngineFactory = _native.Engine) -> None:
-        self.spec: InstanceSpec = world.instances[index]
-        self._truth = world.truth
-        self._group = int(world.known.group_of_instance[index])
-        caching = self.spec.engine.enable_prefix_caching and world.known.prefix is not None
-        self._hash_block = world.known.prefix.block_size if caching and world.known.prefix else 0
-        model = world.true_models[index]
-        self.engine: Engine = build_engine(self.spec.engine, model.step_time, model.noise)
-
-    def submit(self, request: Request, sent_ps: int) -> None:
-        """Send a request that leaves the router at an instant [ps]; the true end goes to the engine alone."""
-        index, truth = request.index, self._truth
-        prompt_tokens = int(request.prompt_tokens[self.spec.index])
-        accepted = self.engine.submit(
-            index,
-            prompt_tokens,
-            int(truth.output_tokens[index, self._group]),
-            self.spec.engine_arrival_ps(sent_ps, prompt_tokens),
-            request.max_tokens,
-            bool(truth.ends_by_length[index]),
-            request.priority,
-            request.arrival_ps,
-            self._prompt_runs(request, prompt_tokens),
+    Args:
+        world: what is fixed beforehand.
+        known: the requests as the routers of the run see them.
+        build_engine: the native engine, or one that takes its place.
+        watch: what the run wants to be told of.
+        oracle: routers know the true ends.
+    """
+    prefix, truth = known.prefix, world.truth
+    cluster = _native.Cluster(
+        prompt_tokens=known.prompt_tokens,
+        output_tokens=truth.output_tokens,
+        predicted_output=known.predicted_output_tokens,
+        max_tokens=known.max_tokens,
+        priority=known.priority,
+        cancel_after=truth.cancel_after_ps,
+        ends_by_length=truth.ends_by_length,
+        prefix=None if prefix is None else (prefix.offsets, prefix.values, prefix.block_size),
+        routers_know_ends=oracle,
+        in_order=world.after is None,
+        watch=watch,
+    )
+    for spec, model in zip(world.instances, world.true_models, strict=True):
+        cluster.add_instance(
+            engine=build_engine(spec.engine, model.step_time, model.noise),
+            group=int(known.group_of_instance[spec.index]),
+            request_s=spec.front_end.request_s,
+            per_prompt_token_s=spec.front_end.per_prompt_token_s,
+            output_hop=spec.output_hop_ps,
+            shares_prefixes=spec.engine.enable_prefix_caching and prefix is not None,
+            asynchronous=spec.engine.async_scheduling,
         )
-        cancel_after = int(truth.cancel_after_ps[index])
-        if accepted and cancel_after >= 0:
-            self.engine.cancel(index, max(request.arrival_ps + cancel_after, self.engine.now))
-
-    def _prompt_runs(self, request: Request, prompt_tokens: int) -> list[tuple[int, int]]:
-        """Spell a prompt out as runs of token ids: equal hashes give equal tokens, the rest is the request's own."""
-        if request.prefix_hashes is None or self._hash_block == 0:
-            return []
-        runs, left = [], prompt_tokens
-        for value in request.prefix_hashes.tolist():
-            count = min(self._hash_block, left)
-            if count > 0:
-                runs.append((value * self._hash_block, count))
-                left -= count
-        if left > 0:
-            runs.append(((request.index + 1) << _OWN_TOKENS_BIT, left))
-        return runs
-
-    def snapshot(self) -> _native.Snapshot:
-        """Return the state at the newest step boundary."""
-        return self.engine.snapshot()
+    return cluster

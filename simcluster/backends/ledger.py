@@ -1,206 +1,230 @@
-"""What happens during a run, as columns: one row per request, decision and sample."""
+"""What a run leaves behind, in chunks of columns: requests that have ended, decisions, samples of the instances."""
 
-from dataclasses import dataclass, field
+from array import array
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from simcluster import _native
-from simcluster.backends.base import Engine
-from simcluster.request import FloatArray, IntArray, Request
-from simcluster.routers.base import SHED, ClusterView, Decision
-from simcluster.world import World
+from simcluster.request import FloatArray, IntArray
+from simcluster.routers.base import SHED, Decision
 
-__all__ = ["Ledger", "Status"]
+__all__ = [
+    "CHUNK_ROWS",
+    "NEVER",
+    "REASONS",
+    "STATUSES",
+    "DecisionLog",
+    "DecisionRows",
+    "Recorder",
+    "RequestRows",
+    "SampleLog",
+]
 
-NEVER = -1  # an instant that did not come
-
-_Kind = _native.EventKind
-_REASONS = {
-    int(_native.EndReason.stop): "stop",
-    int(_native.EndReason.length): "length",
-    int(_native.EndReason.abort): "cancelled",
-    int(_native.EndReason.kv_capacity): "kv_capacity",
-    int(_native.EndReason.exceeds_context): "exceeds_context",
-}
-
-
-class Status:
-    """How a request ends; the codes of `Ledger.status`."""
-
-    NAMES = ("unfinished", "finished", "rejected", "failed")
-    UNFINISHED, FINISHED, REJECTED, FAILED = range(4)
-
-
-_END_STATUS = {
-    int(_Kind.finished): Status.FINISHED,
-    int(_Kind.rejected): Status.REJECTED,
-    int(_Kind.failed): Status.FAILED,
-}
+NEVER: Final = -1  # an instant that did not come
+CHUNK_ROWS: Final = 65_536
+# By the codes of _native.Cluster; where a request was at the end of the run comes after why others ended.
+STATUSES: Final = ("unfinished", "finished", "rejected", "failed")
+REASONS: Final = (
+    *("", "stop", "length", "cancelled", "kv_capacity", "exceeds_context"),
+    *("shed", "running", "waiting", "in_transit"),
+)
 
 
-def _column(n: int, value: int = NEVER) -> IntArray:
-    return np.full(n, value, dtype=np.int64)
-
-
-@dataclass(slots=True)
-class Ledger:
-    """Records of one run; n requests. Instants are in picoseconds at the client's side.
+@dataclass(frozen=True, slots=True)
+class RequestRows:
+    """What happened to k requests. Instants are in picoseconds at the client's side, -1 if they did not come.
 
     Attributes:
-        arrival_ps: (n,) arrival at the router; -1 if it did not come to that.
-        instance: (n,) where each request went; -1 if it was not sent or was turned away.
-        scheduled_ps: (n,) start of its first step.
-        first_token_ps: (n,) its first token reaches the client.
-        end_ps: (n,) its last token, its rejection or its failure reaches the client.
-        output_tokens: (n,) tokens delivered.
-        cached_tokens: (n,) prompt tokens found in the prefix cache at its first admission.
-        preemptions: (n,) how often it was preempted.
-        status: (n,) code of `Status`.
-        reason: (n,) why it ended, or where it was at the end of the run.
-        num_open: requests sent and not ended.
-        num_sent: requests sent.
-        clock_ps: end of the run.
-        decisions: rows of the decisions asked for.
-        samples: rows of the instances' time series.
+        request: (k,) number of the request.
+        arrival_ps: (k,) arrival at the router.
+        instance: (k,) where it went; -1 if it was turned away.
+        scheduled_ps: (k,) start of its first step.
+        first_token_ps: (k,) its first token reaches the client.
+        end_ps: (k,) its last token, its rejection or its failure reaches the client.
+        output_tokens: (k,) tokens delivered.
+        cached_tokens: (k,) prompt tokens found in the prefix cache at its first admission.
+        preemptions: (k,) how often it was preempted.
+        status: (k,) place in `STATUSES`.
+        reason: (k,) place in `REASONS`: why it ended, or where it was at the end of the run.
     """
 
-    world: World
-    decision_level: str
-    arrival_ps: IntArray = field(init=False)
-    instance: IntArray = field(init=False)
-    scheduled_ps: IntArray = field(init=False)
-    first_token_ps: IntArray = field(init=False)
-    end_ps: IntArray = field(init=False)
-    output_tokens: IntArray = field(init=False)
-    cached_tokens: IntArray = field(init=False)
-    preemptions: IntArray = field(init=False)
-    status: IntArray = field(init=False)
-    reason: list[str] = field(init=False)
-    num_open: int = field(init=False, default=0)
-    num_sent: int = field(init=False, default=0)
-    clock_ps: int = field(init=False, default=0)
-    decisions: list[tuple[int, Decision, int]] = field(init=False, default_factory=list)
-    samples: list[tuple[int, ...]] = field(init=False, default_factory=list)
+    request: IntArray
+    arrival_ps: IntArray
+    instance: IntArray
+    scheduled_ps: IntArray
+    first_token_ps: IntArray
+    end_ps: IntArray
+    output_tokens: IntArray
+    cached_tokens: IntArray
+    preemptions: IntArray
+    status: IntArray
+    reason: IntArray
 
-    def __post_init__(self) -> None:
-        n = len(self.world.known)
-        self.arrival_ps = _column(n)
-        self.instance, self.scheduled_ps = _column(n), _column(n)
-        self.first_token_ps, self.end_ps = _column(n), _column(n)
-        self.output_tokens, self.preemptions = _column(n, 0), _column(n, 0)
-        self.cached_tokens = _column(n, 0)
-        self.status = _column(n, Status.UNFINISHED)
-        self.reason = [""] * n
+    @classmethod
+    def by_arrival(cls, table: IntArray) -> "RequestRows":
+        """Return the rows of `_native.Cluster.take_rows` by arrival, those of one instant by number."""
+        if len(table) and (np.diff(table[:, 0]) < 0).any():
+            table = table[np.lexsort((table[:, 0], table[:, 1]))]
+        return cls(*table.T)
 
-    def record_decision(self, request: Request, decision: Decision, view: ClusterView, used_view: bool) -> None:
-        """Note where a request was sent and, if asked for, why; one turned away is rejected at once."""
-        shed = decision.instance == SHED
-        self.arrival_ps[request.index] = request.arrival_ps
-        self.num_sent += 1
-        if shed:
-            self.status[request.index], self.reason[request.index] = Status.REJECTED, "shed"
-            self.end_ps[request.index] = view.now_ps
-        else:
-            self.instance[request.index] = decision.instance
-            self.num_open += 1
-        if self.decision_level != "off":
-            age = view.snapshot_age_ps(decision.instance) if used_view and not shed else NEVER
-            self.decisions.append((request.index, decision, age))
 
-    def collect(self, index: int, engine: Engine) -> IntArray:
-        """Take what happened at one instance since the last call, and return it: (id, at, value, kind, reason)."""
-        events: IntArray = engine.take_events()
-        if not len(events):
-            return events
-        hop = self.world.instances[index].output_hop_ps
-        ids, at, value, kind, reason = events.T
-        rows = kind == int(_Kind.scheduled)
-        self.scheduled_ps[ids[rows]] = at[rows]
-        self.cached_tokens[ids[rows]] = value[rows]
-        rows = kind == int(_Kind.first_token)
-        self.first_token_ps[ids[rows]] = at[rows] + hop
-        np.add.at(self.preemptions, ids[kind == int(_Kind.preempted)], 1)
-        for end, status in _END_STATUS.items():
-            rows = kind == end
-            ended = ids[rows]
-            left = reason[rows] == int(_native.EndReason.abort)  # the client itself; nothing has to reach it
-            self.end_ps[ended] = at[rows] + np.where(left, 0, hop)
-            self.output_tokens[ended] = value[rows]
-            self.status[ended] = status
-            for request, why in zip(ended.tolist(), reason[rows].tolist(), strict=True):
-                self.reason[request] = _REASONS[why]
-            self.num_open -= len(ended)
-        return events
+@dataclass(frozen=True, slots=True)
+class DecisionRows:
+    """k decisions; numbers that do not exist are nan.
 
-    def collect_unfinished(self, index: int, engine: Engine) -> None:
-        """Note where the requests of one instance are at the end of the run."""
-        snapshot = engine.snapshot()
-        for row, (request, _, output, *_rest) in enumerate(snapshot.requests.tolist()):
-            self.output_tokens[request] = output
-            self.reason[request] = "running" if row < snapshot.num_running else "waiting"
-        here = (self.instance == index) & (self.status == Status.UNFINISHED)
-        for request in np.flatnonzero(here).tolist():
-            self.reason[request] = self.reason[request] or "in_transit"
+    Attributes:
+        request: (k,) number of the request.
+        instance: (k,) where it went, or SHED.
+        reason: (k,) place in `reasons`.
+        reasons: why, in words.
+        num_tied: (k,) how many instances were equally good.
+        snapshot_age_ps: (k,) age of the chosen instance's snapshot [ps]; -1 if nobody looked.
+        predicted_ttft_s: (k,) of the chosen instance [s].
+        score: (k,) of the chosen instance.
+        runner_up: (k,) the best of the others; -1 if none could have been chosen.
+        margin: (k,) score of the chosen instance over that of the runner-up.
+        candidate_ttft_s: per row (j,) or None; empty unless every candidate is kept.
+        candidate_score: likewise.
+    """
 
-    def record_sample(self, now_ps: int, index: int, engine: Engine) -> None:
-        """Note the load of one instance."""
-        self.samples.append(
-            (
-                now_ps,
-                index,
-                engine.num_running,
-                engine.num_waiting,
-                engine.num_free_blocks,
-                engine.num_preemptions,
-                engine.num_steps,
-                engine.busy_time,
-                *engine.prefix_stats,
-            )
+    request: IntArray
+    instance: IntArray
+    reason: IntArray
+    reasons: tuple[str, ...]
+    num_tied: IntArray
+    snapshot_age_ps: IntArray
+    predicted_ttft_s: FloatArray
+    score: FloatArray
+    runner_up: IntArray
+    margin: FloatArray
+    candidate_ttft_s: list[FloatArray | None]
+    candidate_score: list[FloatArray | None]
+
+
+class Recorder(Protocol):
+    """Takes what a run leaves behind, in order."""
+
+    def requests(self, rows: RequestRows) -> None:
+        """Take requests, by arrival."""
+        ...
+
+    def decisions(self, rows: DecisionRows) -> None:
+        """Take decisions, in the order in which they were made."""
+        ...
+
+    def samples(self, rows: IntArray) -> None:
+        """Take samples (at [ps], instance, and the columns of `_native.Cluster.loads`), (k, 12)."""
+        ...
+
+
+class DecisionLog:
+    """Keeps decisions as columns until there are enough of them to leave.
+
+    The runner-up is found for many decisions at once, so scores wait until a block of them is full.
+    """
+
+    def __init__(self, num_instances: int, *, full: bool) -> None:
+        self._full = full
+        self._block = max(16, min(1024, 2**17 // num_instances))
+        self._reasons: dict[str, int] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self._numbers = {name: array("q") for name in ("request", "instance", "reason", "num_tied", "age_ps")}
+        self._ttft_s, self._score = array("d"), array("d")
+        self._runner_up: list[IntArray] = []
+        self._margin: list[FloatArray] = []
+        self._scores: list[FloatArray | None] = []
+        self._candidates: tuple[list[FloatArray | None], list[FloatArray | None]] = ([], [])
+
+    def __len__(self) -> int:
+        return len(self._ttft_s)
+
+    def add(self, request: int, decision: Decision, age_ps: int) -> None:
+        """Note a decision and how old the snapshot was on which it rests [ps]; -1 if on none."""
+        chosen, ttft_s, score = decision.instance, decision.predicted_ttft_s, decision.score
+        numbers = self._numbers
+        numbers["request"].append(request)
+        numbers["instance"].append(chosen)
+        numbers["reason"].append(self._reasons.setdefault(decision.reason, len(self._reasons)))
+        numbers["num_tied"].append(decision.num_tied)
+        numbers["age_ps"].append(age_ps)
+        self._ttft_s.append(np.nan if ttft_s is None or chosen == SHED else ttft_s[chosen])
+        self._score.append(np.nan if score is None or chosen == SHED else score[chosen])
+        self._scores.append(score)
+        if self._full:
+            self._candidates[0].append(ttft_s)
+            self._candidates[1].append(score)
+        if len(self._scores) == self._block:
+            self._compare()
+
+    def _compare(self) -> None:
+        """Find the runners-up of the scores that wait."""
+        count = len(self._scores)
+        runner_up, margin = np.full(count, -1, dtype=np.int64), np.full(count, np.nan)
+        chosen = np.array(self._numbers["instance"][len(self) - count :], dtype=np.int64)
+        compared = [k for k, score in enumerate(self._scores) if score is not None and len(score) > 1]
+        rows = np.array(compared, dtype=np.int64)[chosen[compared] != SHED] if compared else np.empty(0, dtype=np.int64)
+        if len(rows):
+            scores = np.stack([score for k in rows.tolist() if (score := self._scores[k]) is not None])
+            place = np.arange(len(rows))
+            own = scores[place, chosen[rows]]
+            scores[place, chosen[rows]] = -np.inf
+            second = scores.argmax(axis=1)
+            others = scores[place, second]
+            possible = np.isfinite(others)
+            runner_up[rows[possible]] = second[possible]
+            margin[rows[possible]] = own[possible] - others[possible]
+        self._runner_up.append(runner_up)
+        self._margin.append(margin)
+        self._scores = []
+
+    def take(self) -> DecisionRows:
+        """Return what was noted since the last call."""
+        if self._scores:
+            self._compare()
+        numbers = {name: np.array(values, dtype=np.int64) for name, values in self._numbers.items()}
+        rows = DecisionRows(
+            numbers["request"],
+            numbers["instance"],
+            numbers["reason"],
+            tuple(self._reasons),
+            numbers["num_tied"],
+            numbers["age_ps"],
+            np.array(self._ttft_s),
+            np.array(self._score),
+            _joined(self._runner_up, np.int64),
+            _joined(self._margin, np.float64),
+            *self._candidates,
         )
+        self._clear()
+        return rows
 
-    def close(self, clock_ps: int, *, cut: bool) -> None:
-        """Fix the end of the run; what has not reached a client before it left, or before a cut, did not happen."""
-        self.clock_ps = clock_ps
-        end = clock_ps if cut else np.iinfo(np.int64).max
-        for request in np.flatnonzero(self.end_ps > end).tolist():
-            self.status[request], self.reason[request] = Status.UNFINISHED, "in_transit"
-            self.end_ps[request] = NEVER
-        last = np.where(self.end_ps == NEVER, end, self.end_ps)
-        self.scheduled_ps[self.scheduled_ps > last] = NEVER  # the asynchronous loop plans a step ahead
-        unseen = self.first_token_ps > last
-        self.first_token_ps[unseen] = NEVER
-        self.output_tokens[unseen] = 0
 
-    def utility(self) -> FloatArray:
-        """Return quality - cost_weight * cost of each finished request, nan elsewhere, (n,).
+def _joined(parts: list[Any], kind: type) -> npt.NDArray[Any]:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=kind)
 
-        Source: paper eq. 2 with realised values.
-        """
-        return np.where(
-            self.status == Status.FINISHED,
-            self.quality() - self.world.cost_weight * self.cost(),
-            np.nan,
-        )
 
-    def group(self) -> IntArray:
-        """Return the column of the instance where each request went; any where it was not sent, (n,)."""
-        group: IntArray = self.world.known.group_of_instance[self.instance]
-        return group
+class SampleLog:
+    """Keeps samples of the instances until there are enough of them to leave."""
 
-    def quality(self) -> FloatArray:
-        """Return the true quality of each answer, nan where the request was not sent, (n,)."""
-        rows = np.arange(len(self.instance))
-        quality: FloatArray = np.where(self.instance >= 0, self.world.truth.quality[rows, self.group()], np.nan)
-        return quality
+    def __init__(self) -> None:
+        self._parts: list[IntArray] = []
+        self._count = 0
 
-    def cost(self) -> FloatArray:
-        """Return the cost of each request from the tokens delivered [micro-dollars], (n,).
+    def __len__(self) -> int:
+        return self._count
 
-        A rejected request costs nothing; others pay their prompt once it was scheduled.
-        """
-        rows = np.arange(len(self.instance))
-        price_in = np.array([spec.price_in for spec in self.world.instances])[self.instance]
-        price_out = np.array([spec.price_out for spec in self.world.instances])[self.instance]
-        prompt = np.where(self.scheduled_ps != NEVER, self.world.known.prompt_tokens[rows, self.group()], 0)
-        cost: FloatArray = prompt * price_in + self.output_tokens * price_out
-        return cost
+    def add(self, now_ps: int, loads: IntArray) -> None:
+        """Note the load of every instance (j, 10) at an instant [ps]."""
+        index = np.arange(len(loads), dtype=np.int64)
+        self._parts.append(np.column_stack([np.full_like(index, now_ps), index, loads]))
+        self._count += len(loads)
+
+    def take(self) -> IntArray:
+        """Return what was noted since the last call, (k, 12)."""
+        rows = np.concatenate(self._parts) if self._parts else np.empty((0, 12), dtype=np.int64)
+        self._parts, self._count = [], 0
+        return rows

@@ -5,19 +5,13 @@ from heapq import heappop, heappush
 from typing import Any
 
 from simcluster import _native
-from simcluster.backends.ledger import Ledger
-from simcluster.request import IntArray, Request
+from simcluster.request import Request
 from simcluster.units import PS_PER_S
 
 __all__ = ["Observations"]
 
 _FIRST, _END = 0, 1  # at one instant a request's first token comes before its end
-_KIND = {
-    int(_native.EventKind.first_token): _FIRST,
-    int(_native.EventKind.finished): _END,
-    int(_native.EventKind.rejected): _END,
-    int(_native.EventKind.failed): _END,
-}
+_FIRST_TOKEN = int(_native.EventKind.first_token)
 
 
 class Observations:
@@ -27,8 +21,7 @@ class Observations:
     known, and they are sorted by instant, kind and request.
     """
 
-    def __init__(self, ledger: Ledger, routers: Sequence[object]) -> None:
-        self._ledger = ledger
+    def __init__(self, routers: Sequence[object]) -> None:
         self._dispatch = [_method(router, "observe_dispatch") for router in routers]
         self._tell = [(_method(router, "observe_first_token"), _method(router, "observe_end")) for router in routers]
         self._pending: list[list[tuple[int, int, int, int, int]]] = [[] for _ in routers]
@@ -38,6 +31,10 @@ class Observations:
         """Whether a router listens to what happens to its requests."""
         return self._tell[router] != (None, None)
 
+    def tells_dispatches(self, router: int) -> bool:
+        """Whether `sent` has anything to do for a router."""
+        return self._dispatch[router] is not None or self.wanted(router)
+
     def sent(self, router: int, request: Request, instance: int) -> None:
         """Note who sent a request, and tell that router."""
         if self.wanted(router):
@@ -46,17 +43,13 @@ class Observations:
         if tell is not None:
             tell(request, instance)
 
-    def add(self, events: IntArray) -> None:
-        """Take events of an engine that the ledger has already recorded."""
-        if not self._sent or not len(events):
+    def add(self, request: int, kind: int, seen_ps: int) -> None:
+        """Take what a client was told: the first token or the end of a request."""
+        if request not in self._sent:
             return
-        for request, _, _, kind, _ in events.tolist():
-            what = _KIND.get(kind)
-            if what is None or request not in self._sent:
-                continue
-            router, instance, arrival_ps = self._sent[request] if what == _FIRST else self._sent.pop(request)
-            seen_ps = (self._ledger.first_token_ps if what == _FIRST else self._ledger.end_ps)[request]
-            heappush(self._pending[router], (int(seen_ps), what, request, instance, arrival_ps))
+        what = _FIRST if kind == _FIRST_TOKEN else _END
+        router, instance, arrival_ps = self._sent[request] if what == _FIRST else self._sent.pop(request)
+        heappush(self._pending[router], (seen_ps, what, request, instance, arrival_ps))
 
     def deliver(self, router: int, now_ps: int) -> None:
         """Tell a router what its clients have seen up to now."""

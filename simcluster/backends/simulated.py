@@ -1,68 +1,41 @@
 """The simulated cluster: the SimPy main loop around native engines.
 
-SimPy carries only what is observable: arrivals, refreshes of the routers' views, samples and the stop; and ends of
-requests where others wait for them. Engines advance by themselves, up to the instant at which somebody looks. What
-happens at one instant has a fixed order: step ends, then refreshes, arrivals, samples, the stop; a step that starts
-at this instant sees its arrivals.
+SimPy carries only what is observable: the next arrival, refreshes of the routers' views, samples and the stop; and
+the next end of a request where others wait for it. Engines advance by themselves, up to the instant at which somebody
+looks. What happens at one instant has a fixed order: step ends, then refreshes, arrivals, samples, the stop; a step
+that starts at this instant sees its arrivals.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
 from heapq import heappop, heappush
 from typing import Any
 
-import numpy as np
 import simpy
-from simpy.events import EventPriority
 
 from simcluster import _native
-from simcluster.backends.base import Engine, EngineFactory
+from simcluster.backends.alarms import Alarm, Order, at_once
+from simcluster.backends.base import EngineFactory
 from simcluster.backends.followups import FollowUps
-from simcluster.backends.instances import SimulatedInstance, oracle_columns
-from simcluster.backends.ledger import Ledger
+from simcluster.backends.instances import build_cluster, oracle_columns
+from simcluster.backends.ledger import CHUNK_ROWS, NEVER, DecisionLog, Recorder, RequestRows, SampleLog
 from simcluster.backends.observations import Observations
 from simcluster.backends.predictions import Predictions
+from simcluster.backends.replicas import Replica, build_replicas
 from simcluster.errors import SimulationError
-from simcluster.request import Request, RequestColumns
-from simcluster.rng import Stream, generator
-from simcluster.routers import base_policy, build_router, build_shadow
-from simcluster.routers.base import SHED, ClusterView, OracleView, Router
-from simcluster.routers.objective import TieBreaker
-from simcluster.routers.settings import RouterSettings
-from simcluster.routers.shadow import Shadow
+from simcluster.request import IntArray, Request, RequestColumns
+from simcluster.routers import base_policy
+from simcluster.routers.base import SHED, Decision
 from simcluster.scenario import Scenario
 from simcluster.units import ps_from_seconds
 from simcluster.world import World
 
 __all__ = ["SimulatedCluster"]
 
-
-class _Order(IntEnum):
-    """Order of events at one instant."""
-
-    END = 0
-    CAPTURE = 1
-    REFRESH = 2
-    ARRIVAL = 3
-    SAMPLE = 4
-    STOP = 5
-
-
-@dataclass(slots=True)
-class _Replica:
-    """One router with its own view of every instance, and the estimators beside it."""
-
-    number: int
-    router: Router
-    shadow: Shadow
-    views: list[_native.InstanceView]
-
-    @property
-    def needs_view(self) -> bool:
-        return self.router.needs_view or self.shadow.needs_view
+_FINISHED = int(_native.EventKind.finished)
+_ROUND = 64  # arrivals between two looks at progress and at what may leave
 
 
 @dataclass(slots=True)
@@ -75,6 +48,11 @@ class SimulatedCluster:
         policy: name of the policy.
         on_progress: called now and then with the number of requests sent.
         build_engine: the native engine, or one that takes its place.
+        recorder: takes what the run leaves behind; None: it is dropped.
+        predictions: what was expected of the instances that requests were sent to.
+        interrupted: the run was ended by `interrupt`.
+        decision_time_ns: time spent in the routers' decisions [ns].
+        num_sent: requests that have arrived.
     """
 
     world: World
@@ -82,44 +60,56 @@ class SimulatedCluster:
     policy: str
     on_progress: Callable[[int], None] = lambda _: None
     build_engine: EngineFactory = _native.Engine
-    ledger: Ledger = field(init=False)
+    recorder: Recorder | None = None
     predictions: Predictions = field(init=False)
     interrupted: bool = field(init=False, default=False)
     decision_time_ns: int = field(init=False, default=0)
-    _is_oracle: bool = field(init=False)
+    num_sent: int = field(init=False, default=0)
     _known: RequestColumns = field(init=False)
-    _instances: list[SimulatedInstance] = field(init=False)
-    _replicas: list[_Replica] = field(init=False)
+    _cluster: _native.Cluster = field(init=False)
+    _replicas: list[Replica] = field(init=False)
+    _always_fresh: bool = field(init=False)
     _observations: Observations = field(init=False)
+    _followups: FollowUps = field(init=False)
+    _is_closed: bool = field(init=False)  # requests wait for others
+    _listening: bool = field(init=False)  # some router wants to be told
+    _by_clock: Iterator[tuple[int, int]] = field(init=False)
+    _decisions: DecisionLog | None = field(init=False, default=None)
+    _samples: SampleLog = field(init=False, default_factory=SampleLog)
     _env: simpy.Environment = field(init=False)
     _stop: simpy.Event = field(init=False)
-    _captured: deque[list[_native.Snapshot]] = field(init=False, default_factory=deque)
-    _followups: FollowUps = field(init=False)
-    _planned: list[int] = field(init=False, default_factory=list)  # heap: instants of arrivals to come [ps]
-    _sent: int = field(init=False, default=0)
+    _next_arrival: Alarm = field(init=False)
+    _next_end: Alarm = field(init=False)
+    _captured: deque[_native.Captured] = field(init=False, default_factory=deque)
+    _planned: list[tuple[int, int, int]] = field(init=False, default_factory=list)  # heap: (at [ps], number, request)
+    _num_planned: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self._is_oracle = base_policy(self.policy) == "oracle"
-        self._known = oracle_columns(self.world) if self._is_oracle else self.world.known
-        count = len(self.world.instances)
-        self._instances = [SimulatedInstance(self.world, j, self.build_engine) for j in range(count)]
-        self._replicas = list(self._build_replicas())
-        self.ledger = Ledger(self.world, self.scenario.output.decisions)
-        beside = self._replicas[0].shadow.names
-        self.predictions = Predictions(self.policy, beside, len(self.world.known))
-        self._observations = Observations(self.ledger, [each.shadow.listener(each.router) for each in self._replicas])
-        self._followups = FollowUps(self.world, self.ledger)
+        world, routing = self.world, self.scenario.routing
+        oracle = base_policy(self.policy) == "oracle"
+        self._known = oracle_columns(world) if oracle else world.known
+        self._replicas = build_replicas(world, self.scenario, self.policy, oracle=oracle)
+        self._always_fresh = oracle or routing.refresh_interval_s == 0 == routing.publish_delay_s
+        self._observations = Observations([each.shadow.listener(each.router) for each in self._replicas])
+        self.predictions = Predictions(self.policy, self._replicas[0].shadow.names, len(world.known))
+        self._followups = FollowUps(world)
+        self._is_closed, self._by_clock = bool(self._followups), self._followups.by_clock()
+        watch = _native.Watch.ends if self._is_closed else _native.Watch.nothing
+        for replica in self._replicas:
+            replica.listens = self._observations.wanted(replica.number)
+            replica.told = self._observations.tells_dispatches(replica.number)
+            watch = _native.Watch.first_tokens_and_ends if replica.listens else watch
+        self._listening = any(replica.listens for replica in self._replicas)
+        self._cluster = build_cluster(world, self._known, self.build_engine, watch, oracle=oracle)
+        for replica in self._replicas:
+            replica.join(self._cluster)
+        if self.recorder is not None and self.scenario.output.decisions != "off":
+            full = self.scenario.output.decisions == "full"
+            self._decisions = DecisionLog(len(world.instances), full=full)
         self._env = simpy.Environment(initial_time=0)
         self._stop = simpy.Event(self._env)
-
-    @property
-    def engines(self) -> list[Engine]:
-        """The engines of the instances."""
-        return [instance.engine for instance in self._instances]
-
-    def reports(self) -> list[dict[str, Any]]:
-        """What the routers tell about the run, one entry per router that tells something."""
-        return [each.router.report() for each in self._replicas if hasattr(each.router, "report")]
+        self._next_arrival = Alarm(self._env, Order.ARRIVAL, self._arrive)
+        self._next_end = Alarm(self._env, Order.END, self._on_end)
 
     # -- the main loop
 
@@ -134,260 +124,212 @@ class SimulatedCluster:
             SimulationError: an engine makes no progress.
         """
         measure = self.scenario.measure
-        self._schedule_next_arrival()
+        self._plan_next_by_clock()
+        self._wait_for_arrival()
         self._schedule_refresh()
-        self._at(0, _Order.SAMPLE, self._sample)
+        self._at(0, Order.SAMPLE, self._sample)
         if measure.horizon_s is not None:
-            self._at(ps_from_seconds(measure.horizon_s), _Order.STOP, self._stop_run)
+            self._at(ps_from_seconds(measure.horizon_s), Order.STOP, self._stop_run)
         try:
             self._env.run(until=self._stop)
         except _native.LivelockError as error:
             raise SimulationError(f"policy {self.policy}: {error}") from None
-        self._finish()
+        self._cluster.finish(self._now, self.interrupted or measure.horizon_s is not None or not measure.drain)
+        self._record(least=0)
+        self.on_progress(self.num_sent)
 
-    def _at(self, at_ps: int, order: _Order, action: Callable[[], None]) -> None:
-        event = simpy.Event(self._env)
-        event._ok, event._value = True, None  # as simpy.Timeout does: it happens without being triggered
-        event.callbacks.append(lambda _: action())
-        self._env.schedule(event, priority=EventPriority(int(order)), delay=at_ps - int(self._env.now))
+    def _arrive(self, now: int) -> None:
+        """Let a router decide about the next request, and send it."""
+        if self.interrupted:
+            self._stop_run()
+            return
+        index = heappop(self._planned)[2]
+        request = self._known.request(index, now)
+        replica = self._replicas[self.num_sent % len(self._replicas)]
+        self.num_sent += 1
+        chosen = self._decide(replica, request).instance
+        if chosen == SHED:
+            self._cluster.turn_away(index, now)
+            self._release(index, now, now)
+        else:
+            self._cluster.dispatch(index, chosen, now, now + replica.view.router_delay_ps, replica.notes)
+            if replica.told:
+                self._observations.sent(replica.number, request, chosen)
+            if self._is_closed:
+                self._hear(now)  # it may have been rejected
+        if not self._is_closed or not self._followups.waits(index):
+            self._plan_next_by_clock()
+        self._wait_for_arrival()
+        if self.num_sent % _ROUND == 0:
+            self.on_progress(self.num_sent)
+            self._record(least=CHUNK_ROWS)
+
+    def _decide(self, replica: Replica, request: Request) -> Decision:
+        """Tell a router what it may know by now, and ask it."""
+        now, view = request.arrival_ps, replica.view
+        if replica.listens:
+            self._cluster.advance(now)
+            self._hear(now)
+            self._observations.deliver(replica.number, now)
+        if replica.looks:
+            self._refresh_before(replica)
+        view.now_ps = now
+        before = time.perf_counter_ns()
+        decision = replica.router.route(request, view)
+        self.decision_time_ns += time.perf_counter_ns() - before
+        if self._decisions is not None:
+            looked = replica.decides_by_view and decision.instance != SHED
+            self._decisions.add(request.index, decision, view.snapshot_age_ps(decision.instance) if looked else NEVER)
+        if decision.instance != SHED:
+            beside = replica.shadow.predict(request, view, decision.instance)
+            self.predictions.record(request.index, decision, beside)
+        return decision
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Return what the routers tell about the run, one entry per router that tells something."""
+        return [each.router.report() for each in self._replicas if hasattr(each.router, "report")]
+
+    def _stop_run(self) -> None:
+        if not self._stop.triggered:
+            self._cluster.advance(self._now)
+            self._stop.succeed()
+
+    def _at(self, at_ps: int, order: Order, action: Callable[[], None]) -> None:
+        at_once(self._env, order, action, at_ps - self._now)
 
     @property
     def _now(self) -> int:
         return int(self._env.now)
 
-    def _stop_run(self) -> None:
-        if not self._stop.triggered:
-            self._advance()
-            self._stop.succeed()
+    # -- requests to come, by the clock or when another one has ended
 
-    def _advance(self) -> None:
-        for instance in self._instances:
-            instance.engine.advance_to(self._now)
+    def _plan(self, index: int, at_ps: int) -> None:
+        self._num_planned += 1
+        heappush(self._planned, (at_ps, self._num_planned, index))
 
-    def _finish(self) -> None:
-        """Collect what has happened and what is left."""
-        self._collect()
-        for instance in self._instances:
-            self.ledger.collect_unfinished(instance.spec.index, instance.engine)
-        measure = self.scenario.measure
-        cut = self.interrupted or measure.horizon_s is not None or not measure.drain
-        self.ledger.close(self._now, cut=cut)
-        self.on_progress(self._sent)
+    def _plan_next_by_clock(self) -> None:
+        following = next(self._by_clock, None)
+        if following is not None:
+            self._plan(*following)
 
-    # -- arrivals
+    def _wait_for_arrival(self) -> None:
+        if self._planned:
+            self._next_arrival.set(self._planned[0][0])
+        elif self._ends_with_last_arrival and self.num_sent == len(self._known):
+            self._at(self._now, Order.STOP, self._stop_run)
 
-    def _schedule_next_arrival(self) -> None:
-        """Plan the next of the requests that come by the clock; those that wait for others come by their ends."""
-        index = self._followups.next_by_clock()
-        if index is not None:
-            self._schedule_arrival(index, int(self.world.known.arrival_ps[index]))
+    @property
+    def _ends_with_last_arrival(self) -> bool:
+        return self.scenario.measure.horizon_s is None and not self.scenario.measure.drain
 
-    def _schedule_arrival(self, index: int, at_ps: int) -> None:
-        heappush(self._planned, at_ps)
-        self._at(at_ps, _Order.ARRIVAL, lambda: self._arrive(index))
+    def _on_end(self, now: int) -> None:
+        self._cluster.advance(now)
+        self._hear(now)
+        self._wait_for_arrival()
 
-    def _arrive(self, index: int) -> None:
-        if self.interrupted:
-            self._stop_run()
-            return
-        heappop(self._planned)
-        request = self._known.request(index, self._now)
-        replica = self._replicas[self._sent % len(self._replicas)]
-        router = replica.router
-        if self._observations.wanted(replica.number):
-            self._advance()
-            self._collect()
-            self._observations.deliver(replica.number, self._now)
-        if replica.needs_view:
-            self._refresh_before(replica)
-        view = (OracleView if self._is_oracle else ClusterView)(
-            self._now,
-            ps_from_seconds(self.scenario.routing.router_delay_s),
-            self.world.instances,
-            replica.views,
-        )
-        before = time.perf_counter_ns()
-        decision = router.route(request, view)
-        self.decision_time_ns += time.perf_counter_ns() - before
-        self.ledger.record_decision(request, decision, view, router.needs_view)
-        self._sent += 1
-        beside = replica.shadow.predict(request, view, decision.instance) if decision.instance != SHED else ()
-        self.predictions.record(index, decision, beside)
-        if decision.instance != SHED:
-            self._dispatch(replica, decision.instance, request, self._now + view.router_delay_ps)
-        else:
-            self._release([request.index])
-        if self._sent % 64 == 0:
-            self.on_progress(self._sent)
-        if not self._followups.waits(index):
-            self._schedule_next_arrival()
-        if (
-            self._sent == len(self._known)
-            and self.scenario.measure.horizon_s is None
-            and not self.scenario.measure.drain
-        ):
-            self._at(self._now, _Order.STOP, self._stop_run)
+    def _hear(self, now: int) -> None:
+        """Pass on what clients were told, and wake up at the next end if somebody waits for one."""
+        for request, kind, seen_ps in self._cluster.take_notices():
+            if self._listening:
+                self._observations.add(request, kind, seen_ps)
+            if self._is_closed and kind >= _FINISHED:
+                self._release(request, seen_ps, now)
+        if self._is_closed:
+            end = self._cluster.next_end()
+            if end < _native.NEVER:
+                self._next_end.set(end if end > now else now)
 
-    # -- requests that wait for others
-
-    def _release(self, ended: list[int]) -> None:
-        """Plan the requests that waited for these."""
-        for index, at_ps in self._followups.released(ended):
-            self._schedule_arrival(index, max(at_ps, self._now))
-
-    def _watch(self, j: int) -> None:
-        """Wake up at the next end at an instance, if somebody waits for one."""
-        if not self._followups:
-            return
-        end = self._instances[j].engine.next_end()
-        ticket = self._followups.new_ticket(j)
-        if end < _native.NEVER:
-            self._at(max(end, self._now), _Order.END, lambda: self._on_end(j, ticket))
-
-    def _on_end(self, j: int, ticket: int) -> None:
-        if self._followups.is_current(j, ticket):
-            self._instances[j].engine.advance_to(self._now)
-            self._collect_from(self._instances[j])
-            self._watch(j)
-
-    def _dispatch(self, replica: _Replica, j: int, request: Request, sent_ps: int) -> None:
-        chosen = self._instances[j]
-        chosen.engine.advance_to(self._now)
-        chosen.submit(request, sent_ps)
-        if replica.needs_view:
-            self._record_dispatch(replica, j, request, sent_ps)
-        self._observations.sent(replica.number, request, j)
-        if self._followups:
-            self._collect_from(chosen)  # it may have been rejected
-            self._watch(j)
-
-    def _record_dispatch(self, replica: _Replica, j: int, request: Request, sent_ps: int) -> None:
-        prompt_tokens = int(request.prompt_tokens[j])
-        replica.views[j].record_dispatch(
-            request.index,
-            prompt_tokens,
-            int(request.predicted_output_tokens[j]),
-            self.world.instances[j].engine_arrival_ps(sent_ps, prompt_tokens),
-            request.max_tokens,
-            self._is_oracle and bool(self.world.truth.ends_by_length[request.index]),
-            request.priority,
-            request.arrival_ps,
-        )
+    def _release(self, ended: int, end_ps: int, now: int) -> None:
+        """Plan the requests that waited for this one."""
+        for index, at_ps in self._followups.released(ended, end_ps):
+            self._plan(index, at_ps if at_ps > now else now)
 
     # -- what routers see
 
-    def _build_replicas(self) -> Iterator[_Replica]:
-        routing, world = self.scenario.routing, self.world
-        oracle = self._is_oracle
-        mean_output = np.maximum(np.rint(world.known.predicted_output_tokens.mean(axis=0)), 1)
-        mean_output = mean_output[world.known.group_of_instance]
-        shared: list[_native.InstanceView] | None = None
-        for number in range(routing.replicas):
-            rng = generator(self.scenario.seed, Stream.ROUTER, number)
-            ties = TieBreaker(routing.tie, generator(self.scenario.seed, Stream.TIES, number))
-            settings = RouterSettings(
-                num_instances=len(world.instances),
-                objective=routing.objective,
-                latency_weight=routing.latency_weight,
-                ties=ties,
-                rng=rng,
-                instances=world.instances,
-                num_replicas=routing.replicas,
-                replica=number,
-                all_candidates=self.scenario.output.decisions == "full",
-            )
-            views = [
-                _native.InstanceView(
-                    spec.engine,
-                    world.true_models[spec.index].step_time if oracle else spec.believed,
-                    int(mean_output[spec.index]),
-                    oracle or routing.overlay,
-                )
-                for spec in world.instances
-            ]
-            if oracle:  # all routers of the oracle know everything
-                shared = shared or views
-                views = shared
-            beside = [] if oracle else [name for name in self.scenario.output.estimators if name != self.policy]
-            yield _Replica(number, build_router(self.policy, settings), build_shadow(beside, settings), views)
-
-    def _refresh_before(self, replica: _Replica) -> None:
+    def _refresh_before(self, replica: Replica) -> None:
         """Refresh a view at a decision, if it is refreshed at every decision."""
-        routing = self.scenario.routing
-        if self._is_oracle or (routing.refresh_interval_s == 0 == routing.publish_delay_s):
-            self._advance()
-            self._show([replica], [instance.snapshot() for instance in self._instances])
-        elif routing.refresh_interval_s == 0 and self._captured:
-            self._show([replica], self._captured.popleft())
-
-    def _show(self, replicas: list[_Replica], snapshots: list[_native.Snapshot]) -> None:
-        for replica in replicas:
-            for view, snapshot in zip(replica.views, snapshots, strict=True):
-                view.refresh(snapshot)
+        if self._always_fresh:
+            self._cluster.refresh(replica.native, self._now)
+        elif self.scenario.routing.refresh_interval_s == 0 and self._captured:
+            self._cluster.show(replica.native, self._captured.popleft())
 
     def _schedule_refresh(self) -> None:
         """Plan the first capture of snapshots, unless views are always fresh or nobody looks at them."""
         routing = self.scenario.routing
-        if self._is_oracle or not self._replicas[0].needs_view:
+        if self._always_fresh or not self._replicas[0].looks:
             return
         delay = ps_from_seconds(routing.publish_delay_s)
         interval = ps_from_seconds(routing.refresh_interval_s)
         if interval > 0:
             first = -(-delay // interval) * interval - delay  # the first refresh that sees a published state
-            self._at(first, _Order.CAPTURE, lambda: self._capture_periodic(interval, delay))
-        elif delay > 0:
+            self._at(first, Order.CAPTURE, lambda: self._capture_periodic(interval, delay))
+        else:
             self._schedule_capture(0, delay)
 
     def _capture_periodic(self, interval: int, delay: int) -> None:
-        self._advance()
-        snapshots = [instance.snapshot() for instance in self._instances]
-        self._at(self._now + delay, _Order.REFRESH, lambda: self._show(self._replicas, snapshots))
-        if self._planned or self.ledger.num_open:
+        captured = self._cluster.capture(self._now)
+        self._at(self._now + delay, Order.REFRESH, lambda: self._show_all(captured))
+        if self._planned or self._cluster.num_open:
             at = self._now + self._idle_steps(interval, delay) * interval
-            self._at(at, _Order.CAPTURE, lambda: self._capture_periodic(interval, delay))
+            self._at(at, Order.CAPTURE, lambda: self._capture_periodic(interval, delay))
+
+    def _show_all(self, captured: _native.Captured) -> None:
+        for replica in self._replicas:
+            self._cluster.show(replica.native, captured)
 
     def _idle_steps(self, interval: int, lead: int) -> int:
         """Return how many intervals may pass before anything changes that is visible `lead` ps later.
 
         While nothing is resident nothing changes until the next arrival, so idle time costs nothing.
         """
-        self._collect()
-        if self.ledger.num_open or not self._planned:
+        if self._cluster.num_open or not self._planned:
             return 1
-        return max((self._planned[0] - lead - self._now) // interval, 1)
+        return max((self._planned[0][0] - lead - self._now) // interval, 1)
 
     def _schedule_capture(self, index: int, delay: int) -> None:
         """Capture what a router will see at an arrival, one publish delay before it."""
         arrivals = self.world.known.arrival_ps
         if index < len(arrivals):
             at = max(int(arrivals[index]) - delay, 0)
-            self._at(at, _Order.CAPTURE, lambda: self._capture_for(index, delay))
+            self._at(at, Order.CAPTURE, lambda: self._capture_for(index, delay))
 
     def _capture_for(self, index: int, delay: int) -> None:
-        self._advance()
-        self._captured.append([instance.snapshot() for instance in self._instances])
+        self._captured.append(self._cluster.capture(self._now))
         self._schedule_capture(index + 1, delay)
 
-    # -- time series
-
-    def _collect(self) -> None:
-        for instance in self._instances:
-            self._collect_from(instance)
-
-    def _collect_from(self, instance: SimulatedInstance) -> None:
-        events = self.ledger.collect(instance.spec.index, instance.engine)
-        self._observations.add(events)
-        if self._followups and len(events):
-            self._release(events[events[:, 3] >= int(_native.EventKind.finished), 0].tolist())
+    # -- records
 
     def _sample(self) -> None:
-        self._advance()
+        self._cluster.advance(self._now)
         interval = ps_from_seconds(self.scenario.output.sample_interval_s)
         steps = self._idle_steps(interval, 0)
-        for instance in self._instances:
-            self.ledger.record_sample(self._now, instance.spec.index, instance.engine)
-        done = not self._planned and self.ledger.num_open == 0
+        if self.recorder is not None:
+            self._samples.add(self._now, self._cluster.loads())
+        done = not self._planned and self._cluster.num_open == 0
         if self.interrupted or (done and self.scenario.measure.horizon_s is None):
             self._stop_run()
             return
-        self._at(self._now + steps * interval, _Order.SAMPLE, self._sample)
+        self._at(self._now + steps * interval, Order.SAMPLE, self._sample)
+
+    @property
+    def clock_ps(self) -> int:
+        """This instant, after the run its end [ps]."""
+        return self._now
+
+    def loads(self) -> IntArray:
+        """Return the load of every instance now, as `_native.Cluster.loads` does, (j, 10)."""
+        return self._cluster.loads()
+
+    def _record(self, least: int) -> None:
+        """Let finished requests, decisions and samples leave if there are so many of them."""
+        count = self._cluster.num_ready(least) if least else self.num_sent
+        if count:
+            rows = self._cluster.take_rows(count)
+            if self.recorder is not None:
+                self.recorder.requests(RequestRows.by_arrival(rows))
+        if self.recorder is None:
+            return
+        if self._decisions is not None and len(self._decisions) > least:
+            self.recorder.decisions(self._decisions.take())
+        if len(self._samples) > least:
+            self.recorder.samples(self._samples.take())

@@ -5,7 +5,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -20,11 +20,11 @@ from simcluster.backends.base import EngineFactory
 from simcluster.backends.simulated import SimulatedCluster
 from simcluster.backends.vllm_engine import vllm_engine_factory
 from simcluster.backends.vllm_setup import vllm_version
-from simcluster.experiment.tables import decisions_table, estimates_table, instances_table, requests_table
-from simcluster.records import write_json, write_run
-from simcluster.report.estimators import score_estimates
-from simcluster.report.metrics import Window, measured_window, summarise
-from simcluster.report.regret import regret
+from simcluster.experiment.tables import TableRecorder
+from simcluster.records import ESTIMATES, FolderWriter, MemoryWriter, TableWriter, read_frame, write_json
+from simcluster.report.estimators import ESTIMATOR_COLUMNS, score_estimates
+from simcluster.report.metrics import SUMMARY_COLUMNS, Window, measured_window, summarise
+from simcluster.report.regret import REGRET_COLUMNS, regret
 from simcluster.routers import base_policy, folder_names
 from simcluster.scenario import Scenario
 from simcluster.units import PS_PER_S
@@ -43,14 +43,20 @@ class PolicyRun:
     Attributes:
         policy: name.
         summary: metrics as plain data.
-        tables: tables by file stem: requests, decisions, instances.
+        tables: tables by file stem: requests, decisions, estimates, instances; empty for a run that was written.
         manifest: what was run.
+        folder: where it was written, or None.
     """
 
     policy: str
     summary: dict[str, Any]
     tables: dict[str, pa.Table]
     manifest: dict[str, Any]
+    folder: Path | None = None
+
+    def frame(self, stem: str, columns: Sequence[str]) -> pl.DataFrame:
+        """Return columns of a table, wherever it is."""
+        return read_frame(self.tables[stem] if self.folder is None else self.folder / f"{stem}.parquet", columns)
 
 
 def engine_factory(engine: EngineName, world: World) -> EngineFactory:
@@ -87,10 +93,10 @@ def run_policies(
     runs: list[PolicyRun] = []
     folders = folder_names(policies)
     for policy in policies:
-        run = run_policy(scenario, world, policy, on_progress, engine)
+        folder = None if out is None else out / folders[policy]
+        run = run_policy(scenario, world, policy, on_progress, engine, folder)
         runs.append(run)
         if out is not None:  # after each policy, so that what is there is valid if a later one fails
-            write_run(out / folders[policy], run.manifest, run.tables, run.summary)
             write_json(out / "summary.json", {"policies": {run.policy: run.summary for run in runs}})
         if run.summary["interrupted"]:
             break
@@ -108,57 +114,70 @@ def run_policy(
     policy: str,
     on_progress: Progress = lambda _policy, _sent: None,
     engine: EngineName = "native",
+    folder: Path | None = None,
 ) -> PolicyRun:
-    """Run one policy; the arguments are those of `run_policies`.
+    """Run one policy; the arguments are those of `run_policies`, the folder is this policy's.
 
     Raises:
         SimulationError: an engine makes no progress.
-        ConfigError: vLLM is missing or cannot run the instances.
+        ConfigError: the folder cannot be written, or vLLM is missing or cannot run the instances.
     """
+    stems = ["requests", "instances"] + ["decisions"] * (scenario.output.decisions != "off")
+    if folder is None:
+        memory = MemoryWriter(stems)
+        summary, manifest = _run(scenario, world, policy, on_progress, engine, memory)
+        return PolicyRun(policy, summary, memory.tables(), manifest)
+    with FolderWriter(folder, stems) as writer:
+        summary, manifest = _run(scenario, world, policy, on_progress, engine, writer)
+        writer.finish(manifest, summary)
+    return PolicyRun(policy, summary, {}, manifest, folder)
+
+
+def _run(
+    scenario: Scenario, world: World, policy: str, on_progress: Progress, engine: EngineName, writer: TableWriter
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run one policy, its records going to a writer; return its metrics and what was run."""
     build_engine = engine_factory(engine, world)
+    recorder = TableRecorder(world, writer)
     cluster = SimulatedCluster(
-        world, scenario, policy, on_progress=lambda sent: on_progress(policy, sent), build_engine=build_engine
+        world,
+        scenario,
+        policy,
+        on_progress=lambda sent: on_progress(policy, sent),
+        build_engine=build_engine,
+        recorder=recorder,
     )
     with _stop_on_interrupt(cluster.interrupt):
         cluster.run()
-    ledger = cluster.ledger
-    tables = {"requests": requests_table(ledger), "instances": instances_table(ledger)}
-    if scenario.output.decisions != "off":
-        tables["decisions"] = decisions_table(ledger)
-    estimates = estimates_table(ledger, cluster.predictions)
-    if estimates is not None:
-        tables["estimates"] = estimates
-    return PolicyRun(policy, _summary(scenario, cluster, tables), tables, _manifest(scenario, world, policy, engine))
+    recorder.estimates(cluster.predictions)
+    writer.close()
+    return _summary(scenario, cluster, writer), _manifest(scenario, world, policy, engine)
 
 
-def _summary(scenario: Scenario, cluster: SimulatedCluster, tables: dict[str, pa.Table]) -> dict[str, Any]:
-    ledger, measure = cluster.ledger, scenario.measure
-    requests = _frame(tables["requests"])
+def _summary(scenario: Scenario, cluster: SimulatedCluster, writer: TableWriter) -> dict[str, Any]:
+    measure = scenario.measure
+    scored = "estimates" in writer.stems
+    columns = dict.fromkeys((*SUMMARY_COLUMNS, *(ESTIMATOR_COLUMNS if scored else ())))
+    requests = writer.frame("requests", list(columns))
     stopped_early = cluster.interrupted or (measure.horizon_s is None and not measure.drain)
     window = measured_window(
         requests,
         measure.warmup_s,
         None if cluster.interrupted else measure.horizon_s,
-        ledger.clock_ps / PS_PER_S if stopped_early else None,
+        cluster.clock_ps / PS_PER_S if stopped_early else None,
     )
     summary = summarise(requests, window, scenario.slo.tpot_s, sum(cluster.world.num_gpus))
-    summary["not_submitted"] = len(cluster.world.known) - ledger.num_sent
+    summary["not_submitted"] = len(cluster.world.known) - cluster.num_sent
     summary["interrupted"] = cluster.interrupted
     summary["needs_truth"] = base_policy(cluster.policy) == "oracle"
     summary["prefix_cache"] = _prefix_cache(cluster)
     summary["estimators"] = (
-        score_estimates(requests, _frame(tables["estimates"]), window) if "estimates" in tables else None
+        score_estimates(requests, writer.frame("estimates", list(ESTIMATES.names)), window) if scored else None
     )
     summary["regret"] = None
     summary["policy_reports"] = cluster.reports()
-    summary["mean_decision_us"] = cluster.decision_time_ns / max(ledger.num_sent, 1) / 1e3
+    summary["mean_decision_us"] = cluster.decision_time_ns / max(cluster.num_sent, 1) / 1e3
     return summary
-
-
-def _frame(table: pa.Table) -> pl.DataFrame:
-    frame = pl.from_arrow(table)
-    assert isinstance(frame, pl.DataFrame)
-    return frame
 
 
 def _add_regrets(runs: list[PolicyRun]) -> None:
@@ -166,16 +185,15 @@ def _add_regrets(runs: list[PolicyRun]) -> None:
     best = next((run for run in runs if run.policy == "oracle" and not run.summary["interrupted"]), None)
     if best is None:
         return
-    oracle = _frame(best.tables["requests"])
+    oracle = best.frame("requests", REGRET_COLUMNS)
     for run in runs:
         window = Window(*run.summary["window_s"])
-        run.summary["regret"] = regret(_frame(run.tables["requests"]), oracle, window)
+        run.summary["regret"] = regret(run.frame("requests", REGRET_COLUMNS), oracle, window)
 
 
 def _prefix_cache(cluster: SimulatedCluster) -> dict[str, Any]:
     """Sum up prefix hits [tokens]; recomputation after a preemption is kept apart."""
-    stats = [engine.prefix_stats for engine in cluster.engines]
-    queries, hits, preempted_queries, preempted_hits = (sum(column) for column in zip(*stats, strict=True))
+    queries, hits, preempted_queries, preempted_hits = cluster.loads()[:, 6:].sum(axis=0).tolist()
     return {
         "queries": queries,
         "hits": hits,

@@ -1,18 +1,22 @@
-"""From the ledger of a run to the tables of a run directory."""
+"""From what a run leaves behind to the tables of a run directory, chunk by chunk."""
 
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from simcluster.backends.ledger import NEVER, Ledger, Status
+from simcluster.backends.ledger import NEVER, REASONS, STATUSES, DecisionRows, RequestRows
 from simcluster.backends.predictions import Predictions
-from simcluster.records import DECISIONS, ESTIMATES, INSTANCES, REQUESTS
+from simcluster.records import DECISIONS, ESTIMATES, INSTANCES, REQUESTS, TableWriter
 from simcluster.request import FloatArray, IntArray
 from simcluster.routers.base import SHED
 from simcluster.units import PS_PER_NS, PS_PER_S
+from simcluster.world import World
 
-__all__ = ["decisions_table", "estimates_table", "instances_table", "requests_table"]
+__all__ = ["TableRecorder"]
+
+_FINISHED = STATUSES.index("finished")
 
 
 def _ns(ps: IntArray) -> pa.Array:
@@ -25,129 +29,133 @@ def _seconds(ps: IntArray, missing: Any) -> pa.Array:
 
 
 def _numbers(values: FloatArray) -> pa.Array:
-    return pa.array(values, mask=np.isnan(values))
+    """Return numbers; what is not finite is missing."""
+    return pa.array(values, mask=~np.isfinite(values))
 
 
-def requests_table(ledger: Ledger) -> pa.Table:
-    """Return one row per request that was sent, in order of arrival."""
-    world, known = ledger.world, ledger.world.known
-    names = np.array([spec.name for spec in world.instances], dtype=object)
-    models = np.array([spec.model for spec in world.instances], dtype=object)
-    at = ledger.instance
-    first, end, arrival = ledger.first_token_ps, ledger.end_ps, ledger.arrival_ps
-    no_token, unfinished = first == NEVER, ledger.status != Status.FINISHED
-    nowhere = at < 0  # turned away
-    steps = np.maximum(ledger.output_tokens - 1, 1)
-    prompt = known.prompt_tokens[np.arange(len(known)), ledger.group()]
-    no_target = known.slo_ttft_ps < 0
-    met = ~unfinished & (no_target | (first - arrival <= known.slo_ttft_ps))
-    columns = {
-        "request_id": pa.array(world.request_id, pa.string()),
-        "task": pa.array(world.task if world.task is not None else [None] * len(known), pa.string()),
-        "instance": pa.array(names[at], pa.string(), mask=nowhere),
-        "model": pa.array(models[at], pa.string(), mask=nowhere),
-        "arrival_ns": _ns(arrival),
-        "scheduled_ns": _ns(ledger.scheduled_ps),
-        "first_token_ns": _ns(first),
-        "end_ns": _ns(end),
-        "arrival_s": pa.array(arrival / PS_PER_S),
-        "queue_s": _seconds(ledger.scheduled_ps - arrival, ledger.scheduled_ps == NEVER),
-        "ttft_s": _seconds(first - arrival, no_token),
-        "tpot_s": pa.array((end - first) / steps / PS_PER_S, mask=unfinished | (ledger.output_tokens < 2)),
-        "e2e_s": _seconds(end - arrival, unfinished),
-        "prompt_tokens": pa.array(prompt, mask=nowhere),
-        "output_tokens": pa.array(ledger.output_tokens),
-        "cached_tokens": pa.array(ledger.cached_tokens),
-        "num_preemptions": pa.array(ledger.preemptions),
-        "status": pa.array(np.array(Status.NAMES, dtype=object)[ledger.status], pa.string()),
-        "reason": pa.array(ledger.reason, pa.string()),
-        "slo_ttft_s": _seconds(known.slo_ttft_ps, no_target),
-        "on_time": pa.array(met),
-        "quality": _numbers(ledger.quality()),
-        "cost_micro_usd": pa.array(ledger.cost()),
-        "utility": _numbers(ledger.utility()),
-    }
-    sent = np.flatnonzero(arrival != NEVER)
-    return pa.table(columns, schema=REQUESTS).take(sent[np.argsort(arrival[sent], kind="stable")])
+def _texts(names: tuple[str, ...], place: IntArray) -> pa.Array:
+    """Return names by place; a negative place has none."""
+    return pa.array(names, pa.string()).take(pa.array(place, mask=place < 0))
 
 
-def decisions_table(ledger: Ledger) -> pa.Table:
-    """Return one row per decision; candidates only at level `full`."""
-    names = [spec.name for spec in ledger.world.instances]
-    full = ledger.decision_level == "full"
-    utility, group = ledger.world.known.predicted_utility, ledger.world.known.group_of_instance.tolist()
-    rows: list[dict[str, Any]] = []
-    for index, decision, age_ps in ledger.decisions:
-        j, ttft, score = decision.instance, decision.predicted_ttft_s, decision.score
-        row: dict[str, Any] = {
-            "request_id": ledger.world.request_id[index],
-            "instance": None if j == SHED else names[j],
-            "reason": decision.reason,
-            "num_tied": decision.num_tied,
-            "snapshot_age_s": None if age_ps == NEVER else age_ps / PS_PER_S,
-            "predicted_ttft_s": _finite(ttft, j),
-            "predicted_utility": None if j == SHED else float(utility[index, group[j]]),
-            "score": _finite(score, j),
+class TableRecorder:
+    """Makes tables of what a run leaves behind and hands them to a writer."""
+
+    def __init__(self, world: World, writer: TableWriter) -> None:
+        self._world, self._writer = world, writer
+        self._names = tuple(spec.name for spec in world.instances)
+        self._models = tuple(spec.model for spec in world.instances)
+        self._price_in = np.array([spec.price_in for spec in world.instances])
+        self._price_out = np.array([spec.price_out for spec in world.instances])
+        self._blocks = np.array([spec.engine.num_gpu_blocks - 1 for spec in world.instances], dtype=np.int64)
+
+    def requests(self, rows: RequestRows) -> None:
+        """Write one row per request that was sent, by arrival."""
+        world, known = self._world, self._world.known
+        request, at = rows.request, rows.instance
+        group = known.group_of_instance[at]
+        first, end, arrival = rows.first_token_ps, rows.end_ps, rows.arrival_ps
+        no_token, unfinished = first == NEVER, rows.status != _FINISHED
+        nowhere = at < 0  # turned away
+        target_ps, prompt = known.slo_ttft_ps[request], known.prompt_tokens[request, group]
+        # A rejected request costs nothing; others pay their prompt once it was scheduled. Source: paper eq. 2.
+        paid = np.where(rows.scheduled_ps != NEVER, prompt, 0)
+        cost = paid * self._price_in[at] + rows.output_tokens * self._price_out[at]
+        quality = np.where(nowhere, np.nan, world.truth.quality[request, group])
+        columns = {
+            "request_id": pa.array(world.request_id[request], pa.string()),
+            "task": _labels(world.task, request),
+            "instance": _texts(self._names, at),
+            "model": _texts(self._models, at),
+            "arrival_ns": _ns(arrival),
+            "scheduled_ns": _ns(rows.scheduled_ps),
+            "first_token_ns": _ns(first),
+            "end_ns": _ns(end),
+            "arrival_s": pa.array(arrival / PS_PER_S),
+            "queue_s": _seconds(rows.scheduled_ps - arrival, rows.scheduled_ps == NEVER),
+            "ttft_s": _seconds(first - arrival, no_token),
+            "tpot_s": pa.array(
+                (end - first) / np.maximum(rows.output_tokens - 1, 1) / PS_PER_S,
+                mask=unfinished | (rows.output_tokens < 2),
+            ),
+            "e2e_s": _seconds(end - arrival, unfinished),
+            "prompt_tokens": pa.array(prompt, mask=nowhere),
+            "output_tokens": pa.array(rows.output_tokens),
+            "cached_tokens": pa.array(rows.cached_tokens),
+            "num_preemptions": pa.array(rows.preemptions),
+            "status": _texts(STATUSES, rows.status),
+            "reason": _texts(REASONS, rows.reason),
+            "slo_ttft_s": _seconds(target_ps, target_ps < 0),
+            "on_time": pa.array(~unfinished & ((target_ps < 0) | (first - arrival <= target_ps))),
+            "quality": _numbers(quality),
+            "cost_micro_usd": pa.array(cost),
+            "utility": _numbers(np.where(unfinished, np.nan, quality - world.cost_weight * cost)),
         }
-        if score is not None and len(score) > 1 and j != SHED:
-            others = np.where(np.arange(len(score)) == j, -np.inf, score)
-            runner_up = int(np.argmax(others))
-            if np.isfinite(others[runner_up]):  # else nobody else could have been chosen
-                row["runner_up"] = names[runner_up]
-                row["margin"] = _value(score[j] - score[runner_up])
-        if full:
-            row["candidate_ttft_s"] = None if ttft is None else [_value(v) for v in ttft]
-            row["candidate_score"] = None if score is None else [_value(v) for v in score]
-        rows.append(row)
-    return pa.Table.from_pylist(rows, schema=DECISIONS)
+        self._writer.write("requests", pa.table(columns, schema=REQUESTS))
+
+    def decisions(self, rows: DecisionRows) -> None:
+        """Write one row per decision; candidates only where they were kept."""
+        world, known, chosen = self._world, self._world.known, rows.instance
+        utility = known.predicted_utility[rows.request, known.group_of_instance[chosen]]
+        count = len(rows.request)
+        columns = {
+            "request_id": pa.array(world.request_id[rows.request], pa.string()),
+            "instance": _texts(self._names, chosen),
+            "reason": _texts(rows.reasons, rows.reason),
+            "num_tied": pa.array(rows.num_tied),
+            "snapshot_age_s": _seconds(rows.snapshot_age_ps, rows.snapshot_age_ps == NEVER),
+            "predicted_ttft_s": _numbers(rows.predicted_ttft_s),
+            "predicted_utility": pa.array(utility, mask=chosen == SHED),
+            "score": _numbers(rows.score),
+            "runner_up": _texts(self._names, rows.runner_up),
+            "margin": _numbers(rows.margin),
+            "candidate_ttft_s": _lists(rows.candidate_ttft_s, count),
+            "candidate_score": _lists(rows.candidate_score, count),
+        }
+        self._writer.write("decisions", pa.table(columns, schema=DECISIONS))
+
+    def samples(self, rows: IntArray) -> None:
+        """Write one row per instance and sample."""
+        index = rows[:, 1]
+        columns = {
+            "at_ns": _ns(rows[:, 0]),
+            "at_s": pa.array(rows[:, 0] / PS_PER_S),
+            "instance": _texts(self._names, index),
+            "num_running": pa.array(rows[:, 2]),
+            "num_waiting": pa.array(rows[:, 3]),
+            "kv_cache_usage": pa.array(1 - rows[:, 4] / self._blocks[index]),
+            "num_preemptions": pa.array(rows[:, 5]),
+            "num_steps": pa.array(rows[:, 6]),
+            "busy_s": pa.array(rows[:, 7] / PS_PER_S),
+            "prefix_queries": pa.array(rows[:, 8]),
+            "prefix_hits": pa.array(rows[:, 9]),
+            "preempted_queries": pa.array(rows[:, 10]),
+            "preempted_hits": pa.array(rows[:, 11]),
+        }
+        self._writer.write("instances", pa.table(columns, schema=INSTANCES))
+
+    def estimates(self, predictions: Predictions) -> None:
+        """Write one row per estimator and request that it predicted, by estimator; nothing without any."""
+        parts = []
+        for name, column in predictions.columns.items():
+            rows = np.flatnonzero(~np.isnan(column))
+            if len(rows):
+                values = column[rows]
+                ids = pa.array(self._world.request_id[rows], pa.string())
+                names = pa.repeat(pa.scalar(name, pa.string()), len(rows))
+                predicted = pa.array(values, mask=np.isinf(values))
+                parts.append(pa.table([ids, names, predicted], schema=ESTIMATES))
+        if parts:
+            self._writer.write("estimates", pa.concat_tables(parts).combine_chunks())
 
 
-def _value(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+def _labels(labels: npt.NDArray[np.object_] | None, rows: IntArray) -> pa.Array:
+    return pa.nulls(len(rows), pa.string()) if labels is None else pa.array(labels[rows], pa.string())
 
 
-def _finite(values: FloatArray | None, j: int) -> float | None:
-    """Return a candidate's value; None where there is none."""
-    return None if values is None or j == SHED else _value(values[j])
-
-
-def estimates_table(ledger: Ledger, predictions: Predictions) -> pa.Table | None:
-    """Return one row per estimator and request that it predicted, by estimator; None without any."""
-    ids: list[Any] = []
-    names: list[str] = []
-    values: list[FloatArray] = []
-    for name, column in predictions.columns.items():
-        rows = np.flatnonzero(~np.isnan(column))
-        ids += ledger.world.request_id[rows].tolist()
-        names += [name] * len(rows)
-        values.append(column[rows])
-    if not names:
-        return None
-    predicted = np.concatenate(values)
-    columns = [ids, names, pa.array(predicted, mask=np.isinf(predicted))]
-    return pa.table(columns, schema=ESTIMATES)
-
-
-def instances_table(ledger: Ledger) -> pa.Table:
-    """Return one row per instance and sample."""
-    specs = ledger.world.instances
-    rows = np.array(ledger.samples, dtype=np.int64).reshape(-1, 12)
-    index = rows[:, 1]
-    usable = np.array([spec.engine.num_gpu_blocks - 1 for spec in specs], dtype=np.int64)[index]
-    names = np.array([spec.name for spec in specs], dtype=object)[index]
-    columns = {
-        "at_ns": _ns(rows[:, 0]),
-        "at_s": pa.array(rows[:, 0] / PS_PER_S),
-        "instance": pa.array(names, pa.string()),
-        "num_running": pa.array(rows[:, 2]),
-        "num_waiting": pa.array(rows[:, 3]),
-        "kv_cache_usage": pa.array(1 - rows[:, 4] / usable),
-        "num_preemptions": pa.array(rows[:, 5]),
-        "num_steps": pa.array(rows[:, 6]),
-        "busy_s": pa.array(rows[:, 7] / PS_PER_S),
-        "prefix_queries": pa.array(rows[:, 8]),
-        "prefix_hits": pa.array(rows[:, 9]),
-        "preempted_queries": pa.array(rows[:, 10]),
-        "preempted_hits": pa.array(rows[:, 11]),
-    }
-    return pa.table(columns, schema=INSTANCES)
+def _lists(values: list[FloatArray | None], count: int) -> pa.Array:
+    """Return lists of numbers, what is not finite missing; a missing list for None."""
+    if not values:
+        return pa.nulls(count, DECISIONS.field("candidate_score").type)
+    found = [None if each is None else [float(v) if np.isfinite(v) else None for v in each] for each in values]
+    return pa.array(found, DECISIONS.field("candidate_score").type)

@@ -13,8 +13,12 @@ from scipy.stats import kendalltau
 
 from simcluster.report.metrics import Window
 
-__all__ = ["PROMPT_EDGES", "resident_requests", "score_estimates"]
+__all__ = ["ESTIMATOR_COLUMNS", "PROMPT_EDGES", "resident_requests", "score_estimates"]
 
+ESTIMATOR_COLUMNS = (  # of the table of requests; what `score_estimates` looks at
+    *("request_id", "instance", "model", "status", "arrival_ns", "end_ns"),
+    *("prompt_tokens", "ttft_s", "slo_ttft_s"),
+)
 PROMPT_EDGES = (256, 2048)  # prompt tokens: short up to the first, long above the second
 
 _Floats = npt.NDArray[np.float64]

@@ -12,9 +12,14 @@ from typing import Any
 
 import polars as pl
 
-__all__ = ["PERCENTILE_METHOD", "Window", "measured_window", "percentiles", "summarise"]
+__all__ = ["PERCENTILE_METHOD", "SUMMARY_COLUMNS", "Window", "measured_window", "percentiles", "summarise"]
 
 PERCENTILE_METHOD = "linear"
+SUMMARY_COLUMNS = (  # of the table of requests; what `summarise` and `measured_window` look at
+    *("task", "instance", "status", "reason", "on_time"),
+    *("arrival_ns", "scheduled_ns", "first_token_ns", "end_ns", "queue_s", "ttft_s", "tpot_s", "e2e_s", "slo_ttft_s"),
+    *("output_tokens", "num_preemptions", "quality", "cost_micro_usd", "utility"),
+)
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _STATUSES = ("finished", "rejected", "failed", "unfinished")
 

@@ -6,7 +6,9 @@ import polars as pl
 
 from simcluster.report.metrics import Window
 
-__all__ = ["regret"]
+__all__ = ["REGRET_COLUMNS", "regret"]
+
+REGRET_COLUMNS = ("request_id", "arrival_ns", "on_time", "utility")  # of the table of requests
 
 
 def regret(requests: pl.DataFrame, oracle: pl.DataFrame, window: Window) -> dict[str, Any] | None:

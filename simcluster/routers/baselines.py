@@ -74,7 +74,11 @@ class RoundRobin:
 
     def route(self, request: Request, view: ClusterView) -> Decision:
         """Take the next instance."""
-        decision = first_healthy([(self._next + k) % self._count for k in range(self._count)], view)
+        following = self._next
+        if view.healthy[following]:
+            decision = Decision(following)
+        else:
+            decision = first_healthy([(following + k) % self._count for k in range(self._count)], view)
         self._next = (decision.instance + 1) % self._count
         return decision
 

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from simcluster import _native
-from simcluster.backends import simulated
-from simcluster.backends.instances import SimulatedInstance
+from simcluster.backends import replicas
 from simcluster.backends.simulated import SimulatedCluster
 from simcluster.experiment.run import PolicyRun, run_policies, run_policy
 from simcluster.request import Request
@@ -354,15 +353,23 @@ def test_c043_arrivals_lengths_and_targets_do_not_depend_on_policy_or_cluster(fo
 
 @dataclass(slots=True)
 class Log:
-    """What was published, told to routers and decided in one run, in order.
+    """What was shown and told to routers and decided in one run, in order.
 
-    `seen` has, per decision, the request, the view, how much had been published and told, and the choice.
+    `published` has, per decision of a router that looks, the newest snapshots that it had been shown. `seen` has, per
+    decision, the request, the view, how much had been published and told, and the choice.
     """
 
     told: list[Any] = field(default_factory=list)
     published: list[Any] = field(default_factory=list)
     seen: list[tuple[Request, list[Any], tuple[int, int], Decision]] = field(default_factory=list)
     objects: list[Any] = field(default_factory=list)
+    newest: Callable[[], list[_native.Snapshot]] = list  # what the router that decides has been shown
+
+    def publish(self) -> None:
+        """Note the newest snapshots."""
+        shots = [shot for shot in self.newest() if shot is not None]
+        self.published.append([{name: plain(value) for name, value in public(shot).items()} for shot in shots])
+        self.objects += shots[: max(200 - len(self.objects), 0)]
 
 
 def public(value: Any) -> dict[str, Any]:
@@ -396,6 +403,8 @@ class Watched:
         return observe
 
     def route(self, request: Request, view: ClusterView) -> Decision:
+        if self.inner.needs_view:
+            self.log.publish()
         state = [{name: plain(value) for name, value in public(each).items()} for each in view.views]
         if len(self.log.objects) < 200:
             self.log.objects += [request, view]
@@ -408,18 +417,13 @@ class Watched:
 def watched_run(scenario: Scenario, world: World, policy: str) -> Log:
     """Run a policy and return what it saw and chose."""
     log = Log()
-    snapshot = SimulatedInstance.snapshot
-
-    def publish(self: SimulatedInstance) -> _native.Snapshot:
-        shot = snapshot(self)
-        log.published.append({name: plain(value) for name, value in public(shot).items()})
-        log.objects.append(shot)
-        return shot
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulated, "build_router", lambda *a, **k: Watched(build_router(*a, **k), log))
-        patch.setattr(SimulatedInstance, "snapshot", publish)
-        SimulatedCluster(world, scenario, policy).run()
+        patch.setattr(replicas, "build_router", lambda *a, **k: Watched(build_router(*a, **k), log))
+        cluster = SimulatedCluster(world, scenario, policy)
+    count = scenario.routing.replicas
+    log.newest = lambda: cluster._cluster.shown(cluster._replicas[(cluster.num_sent - 1) % count].native)
+    cluster.run()
+    log.newest = list
     return log
 
 
@@ -574,14 +578,16 @@ def test_a_view_shows_what_was_published_at_the_last_refresh_minus_the_delay(
     log = watched_run(scenario, world, "shortest_queue")
     interval, delay = (round(staleness.get(name, 0.0) * 1e12) for name in ("refresh_interval_s", "publish_delay_s"))
     shown = 0
-    for _, (now, views), _, _ in log.seen:
+    for (_, (now, views), _, _), shots in zip(log.seen, log.published, strict=True):
         state_of = (now // interval * interval if interval else now) - delay
-        for j, view in enumerate(views):
-            older = [shot for shot in log.published[j :: len(views)] if shot["taken_at"] <= max(state_of, 0)]
-            if older and state_of >= 0:
-                shown += 1
-                for name in ("boundary", "num_running", "num_free_blocks"):
-                    assert view[name] == older[-1][name], name
+        if state_of < 0:
+            assert shots == [] or interval == 0
+            continue
+        for view, shot in zip(views, shots, strict=True):
+            shown += 1
+            assert shot["taken_at"] == state_of
+            for name in ("boundary", "num_running", "num_free_blocks"):
+                assert view[name] == shot[name], name
     assert shown > 60
 
 

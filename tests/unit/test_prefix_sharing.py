@@ -1,14 +1,14 @@
 """Prefix caching of a cluster against an independent count from a trace's hashes."""
 
-import numpy as np
 import pytest
 
 from shared_data import shared_data
-from simcluster.backends.simulated import SimulatedCluster
 from simcluster.experiment.build import build_world
+from simcluster.experiment.run import run_policy
 from simcluster.scenario import Scenario
 from simcluster.workload import Trace, read_trace
 from simcluster.workload.importing import ImportOptions, import_trace
+from small_cluster import frame
 
 BLOCK = 16
 LIMIT = 131_072
@@ -63,11 +63,10 @@ def test_a_cache_that_never_evicts_hits_what_the_hashes_of_the_trace_say(tmp_pat
             "slo": {"ttft": "none"},
         }
     )
-    cluster = SimulatedCluster(build_world(scenario, tmp_path / "scenario.yaml"), scenario, "round_robin")
-    cluster.run()
-    queries, hits, preempted_queries, preempted_hits = cluster.engines[0].prefix_stats
+    run = run_policy(scenario, build_world(scenario, tmp_path / "scenario.yaml"), "round_robin")
+    cache = run.summary["prefix_cache"]
     expected_hits, expected_queries = hits_of_an_endless_cache(read_trace(tmp_path / "trace.parquet"))
-    assert (hits, queries) == (expected_hits, expected_queries)
-    assert hits / queries > 0.3
-    assert (preempted_queries, preempted_hits) == (0, 0)
-    assert np.all(cluster.ledger.cached_tokens % BLOCK == 0)
+    assert (cache["hits"], cache["queries"]) == (expected_hits, expected_queries)
+    assert cache["hit_rate"] > 0.3
+    assert (cache["preempted_queries"], cache["preempted_hits"]) == (0, 0)
+    assert (frame(run, "requests")["cached_tokens"] % BLOCK == 0).all()

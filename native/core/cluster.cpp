@@ -1,0 +1,326 @@
+#include "cluster.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+namespace simcluster {
+namespace {
+
+constexpr int kOwnTokensBit = 36;  // token ids of shared prefixes stay below 2**36, a request's own are above
+constexpr Picoseconds kUnknown = -1;
+constexpr std::uint64_t kNeverShown = std::numeric_limits<std::uint64_t>::max();
+
+// Until when the step in flight is believed to run; kNever without one.
+Picoseconds believed_end(const Snapshot& snapshot, const StepTimeModel& model, bool async) {
+  if (snapshot.in_flight.empty()) return kNever;
+  const Snapshot::BatchInFlight& batch = snapshot.in_flight.front();
+  if (batch.features.num_tokens == 0) return batch.start;
+  return batch.start + model.period(model.device_time(batch.features), async);
+}
+
+Cluster::RowStatus status_of(EventKind kind) {
+  if (kind == EventKind::finished) return Cluster::RowStatus::finished;
+  return kind == EventKind::rejected ? Cluster::RowStatus::rejected : Cluster::RowStatus::failed;
+}
+
+}  // namespace
+
+void NativePort::take_events(std::vector<Event>& events) {
+  events.insert(events.end(), engine_.events().begin(), engine_.events().end());
+  engine_.events().clear();
+}
+
+EnginePort::Load NativePort::load() const {
+  const Scheduler& s = engine_.scheduler();
+  const PrefixStats& prefix = s.prefix_stats();
+  return {s.num_running(),       static_cast<std::int64_t>(s.waiting().size()),
+          s.num_free_blocks(),   s.num_preemptions(),
+          engine_.num_steps(),   engine_.busy_time(),
+          prefix.queries,        prefix.hits,
+          prefix.preempted_queries, prefix.preempted_hits};
+}
+
+Cluster::Cluster(const Requests& requests, bool in_order, Watch watch)
+    : requests_(requests), in_order_(in_order), watch_(watch) {
+  const std::size_t n = requests.max_tokens.size();
+  const std::size_t values = n * requests.num_groups;
+  const bool fits = requests.prompt_tokens.size() == values && requests.output_tokens.size() == values &&
+                    requests.predicted_output.size() == values && requests.priority.size() == n &&
+                    requests.cancel_after.size() == n && requests.ends_by_length.size() == n &&
+                    (requests.prefix_offsets.empty() || requests.prefix_offsets.size() == n + 1);
+  if (!fits) throw std::invalid_argument("the columns of the requests differ in length");
+  if (!in_order) place_of_.assign(n, -1);
+}
+
+void Cluster::add_instance(std::unique_ptr<EnginePort> engine, const Place& place) {
+  if (place.group >= requests_.num_groups) throw std::invalid_argument("an instance names a group that is not there");
+  next_change_.push_back(engine->next_change());
+  changes_.push_back(engine->num_changes());
+  next_end_.push_back(kUnknown);
+  newest_.emplace_back();
+  newest_changes_.push_back(kNeverShown);
+  engines_.push_back(std::move(engine));
+  places_.push_back(place);
+}
+
+std::size_t Cluster::add_router(std::vector<InstanceView*> views, std::vector<StepTimeModel> believed) {
+  const std::size_t count = engines_.size();
+  if (views.size() != count || believed.size() != count) {
+    throw std::invalid_argument("a router needs one view and one step-time model per instance");
+  }
+  Seen seen;
+  seen.views = std::move(views);
+  seen.believed = std::move(believed);
+  seen.changes.assign(count, kNeverShown);
+  seen.step_end.assign(count, kNever);
+  seen.snapshots.resize(count);
+  routers_.push_back(std::move(seen));
+  return routers_.size() - 1;
+}
+
+// ---- engines
+
+void Cluster::settle(std::size_t instance) {
+  EnginePort& engine = *engines_[instance];
+  events_.clear();
+  engine.take_events(events_);
+  for (const Event& event : events_) record(instance, event);
+  next_change_[instance] = engine.next_change();
+  changes_[instance] = engine.num_changes();
+}
+
+void Cluster::advance_one(std::size_t instance, Picoseconds t) {
+  engines_[instance]->advance_to(t);
+  settle(instance);
+  if (next_end_[instance] <= t) next_end_[instance] = kUnknown;  // else nothing has come that could move it
+}
+
+void Cluster::advance(Picoseconds t) {
+  now_ = std::max(now_, t);
+  for (std::size_t j = 0; j < engines_.size(); ++j) {
+    if (next_change_[j] <= t) advance_one(j, t);
+  }
+}
+
+Picoseconds Cluster::next_end() {
+  Picoseconds first = kNever;
+  for (std::size_t j = 0; j < engines_.size(); ++j) {
+    if (next_end_[j] == kUnknown) next_end_[j] = engines_[j]->next_end();
+    first = std::min(first, next_end_[j]);
+  }
+  return first;
+}
+
+// ---- what routers see
+
+void Cluster::refresh(std::size_t router, Picoseconds t) {
+  advance(t);
+  Seen& seen = routers_.at(router);
+  for (std::size_t j = 0; j < engines_.size(); ++j) {
+    // A step that runs longer than believed ends later with every look at it.
+    if (seen.changes[j] == changes_[j] && t <= seen.step_end[j]) continue;
+    if (newest_changes_[j] != changes_[j]) {
+      newest_[j] = std::make_shared<Snapshot>(engines_[j]->snapshot());
+      newest_changes_[j] = changes_[j];
+    }
+    newest_[j]->taken_at = t;
+    seen.views[j]->refresh(newest_[j]);
+    seen.snapshots[j] = newest_[j];
+    seen.changes[j] = changes_[j];
+    seen.step_end[j] = std::max(t, believed_end(*newest_[j], seen.believed[j], places_[j].async));
+  }
+}
+
+std::vector<std::shared_ptr<const Snapshot>> Cluster::capture(Picoseconds t) {
+  advance(t);
+  std::vector<std::shared_ptr<const Snapshot>> snapshots;
+  snapshots.reserve(engines_.size());
+  for (const auto& engine : engines_) {
+    auto snapshot = std::make_shared<Snapshot>(engine->snapshot());
+    snapshot->taken_at = t;
+    snapshots.push_back(std::move(snapshot));
+  }
+  return snapshots;
+}
+
+void Cluster::show(std::size_t router, const std::vector<std::shared_ptr<const Snapshot>>& snapshots) {
+  Seen& seen = routers_.at(router);
+  if (snapshots.size() != seen.views.size()) throw std::invalid_argument("one snapshot per instance is needed");
+  for (std::size_t j = 0; j < snapshots.size(); ++j) seen.views[j]->refresh(snapshots[j]);
+  seen.snapshots = snapshots;
+  seen.changes.assign(snapshots.size(), kNeverShown);
+}
+
+// ---- requests
+
+Picoseconds Cluster::engine_arrival(std::size_t instance, Picoseconds sent, std::int64_t prompt_tokens) const {
+  const Place& place = places_[instance];
+  const double delay = place.request_s + place.per_prompt_token_s * static_cast<double>(prompt_tokens);
+  return sent + picoseconds_from_seconds(delay);
+}
+
+// A prompt spelt out as runs of token ids: equal hashes give equal tokens, the rest is the request's own.
+std::vector<TokenRun> Cluster::prompt_runs(std::int64_t request, std::int64_t prompt_tokens) const {
+  const auto i = static_cast<std::size_t>(request);
+  const std::int64_t block = requests_.prefix_block;
+  std::vector<TokenRun> runs;
+  std::int64_t left = prompt_tokens;
+  for (auto k = requests_.prefix_offsets[i]; k < requests_.prefix_offsets[i + 1] && left > 0; ++k) {
+    const std::int64_t count = std::min(block, left);
+    runs.push_back({static_cast<std::uint64_t>(requests_.prefix_values[static_cast<std::size_t>(k)] * block), count});
+    left -= count;
+  }
+  if (left > 0) runs.push_back({static_cast<std::uint64_t>(request + 1) << kOwnTokensBit, left});
+  return runs;
+}
+
+void Cluster::dispatch(std::int64_t request, std::size_t instance, Picoseconds now, Picoseconds sent,
+                       std::size_t router) {
+  if (instance >= engines_.size()) throw std::invalid_argument("there is no such instance");
+  const auto i = static_cast<std::size_t>(request);
+  engines_[instance]->advance_to(now);
+  new_row(request, now).instance = static_cast<std::int32_t>(instance);
+  ++num_open_;
+
+  Submission s;
+  s.id = request;
+  s.prompt_tokens = value(requests_.prompt_tokens, request, instance);
+  s.output_tokens = value(requests_.output_tokens, request, instance);
+  s.at = engine_arrival(instance, sent, s.prompt_tokens);
+  s.max_tokens = requests_.max_tokens[i];
+  s.ends_by_length = requests_.ends_by_length[i];
+  s.priority = requests_.priority[i];
+  s.arrival_time = now;
+  if (places_[instance].shares_prefixes) s.prompt = prompt_runs(request, s.prompt_tokens);
+  const bool accepted = engines_[instance]->submit(s);
+  const Picoseconds patience = requests_.cancel_after[i];
+  if (accepted && patience >= 0) engines_[instance]->cancel(request, now + patience);
+  settle(instance);
+  next_end_[instance] = kUnknown;
+
+  if (router != kNobody) {
+    routers_.at(router).views[instance]->record_dispatch(
+        {request, s.prompt_tokens, value(requests_.predicted_output, request, instance), s.max_tokens,
+         requests_.routers_know_ends && s.ends_by_length, s.priority, s.arrival_time, s.at});
+  }
+}
+
+void Cluster::turn_away(std::int64_t request, Picoseconds now) {
+  Row& row = new_row(request, now);
+  row.end = now;
+  row.status = RowStatus::rejected;
+  row.reason = Reason::shed;
+}
+
+Cluster::Row& Cluster::new_row(std::int64_t request, Picoseconds now) {
+  if (request < 0 || static_cast<std::size_t>(request) >= requests_.max_tokens.size()) {
+    throw std::invalid_argument("there is no such request");
+  }
+  if (in_order_ ? request != num_sent() : place_of_[static_cast<std::size_t>(request)] >= 0) {
+    throw std::invalid_argument("a request is sent twice or out of order");
+  }
+  now_ = std::max(now_, now);
+  if (!in_order_) place_of_[static_cast<std::size_t>(request)] = static_cast<std::int32_t>(num_sent());
+  Row& row = rows_.emplace_back();
+  row.request = request;
+  row.arrival = now;
+  return row;
+}
+
+Cluster::Row* Cluster::find(std::int64_t request) {
+  const std::int64_t number = in_order_ ? request : place_of_[static_cast<std::size_t>(request)];
+  return number < base_ ? nullptr : &rows_[static_cast<std::size_t>(number - base_)];
+}
+
+void Cluster::record(std::size_t instance, const Event& event) {
+  Row* row = find(event.id);
+  if (row == nullptr) return;
+  const Picoseconds hop = event.reason == EndReason::abort ? 0 : places_[instance].output_hop;  // the client itself
+  switch (event.kind) {
+    case EventKind::scheduled:
+      row->scheduled = event.at;
+      row->cached_tokens = static_cast<std::int32_t>(event.value);
+      return;
+    case EventKind::preempted:
+      ++row->preemptions;
+      return;
+    case EventKind::token:
+      return;
+    case EventKind::first_token:
+      row->first_token = event.at + hop;
+      if (watch_ == Watch::first_tokens_and_ends) notices_.push_back({event.id, event.kind, row->first_token});
+      return;
+    case EventKind::finished:
+    case EventKind::rejected:
+    case EventKind::failed:
+      row->end = event.at + hop;
+      row->output_tokens = static_cast<std::int32_t>(event.value);
+      row->status = status_of(event.kind);
+      row->reason = static_cast<Reason>(event.reason);
+      --num_open_;
+      if (watch_ != Watch::nothing) notices_.push_back({event.id, event.kind, row->end});
+  }
+}
+
+// ---- records
+
+std::size_t Cluster::num_ready(std::size_t least) {
+  while (num_ended_ < rows_.size() && rows_[num_ended_].status != RowStatus::unfinished &&
+         rows_[num_ended_].end <= now_) {
+    ++num_ended_;
+  }
+  if (num_ended_ < least) return 0;
+  if (in_order_) return least;
+  std::size_t count = std::max<std::size_t>(least, 1);
+  const auto same = [&](std::size_t k) {
+    return (k < rows_.size() ? rows_[k].arrival : now_) == rows_[k - 1].arrival;
+  };
+  while (count <= num_ended_ && same(count)) ++count;
+  return count <= num_ended_ ? count : 0;
+}
+
+std::vector<Cluster::Row> Cluster::take_rows(std::size_t count) {
+  count = std::min(count, rows_.size());
+  const auto last = rows_.begin() + static_cast<std::ptrdiff_t>(count);
+  std::vector<Row> taken(rows_.begin(), last);
+  for (Row& row : taken) seal(row, kNever);
+  rows_.erase(rows_.begin(), last);
+  base_ += static_cast<std::int64_t>(count);
+  num_ended_ -= std::min(num_ended_, count);
+  return taken;
+}
+
+void Cluster::seal(Row& row, Picoseconds limit) {
+  if (row.end > limit) {
+    row.status = RowStatus::unfinished;
+    row.reason = Reason::in_transit;
+    row.end = kDidNotCome;
+  }
+  const Picoseconds last = row.end == kDidNotCome ? limit : row.end;
+  if (row.scheduled > last) row.scheduled = kDidNotCome;  // the asynchronous loop plans a step ahead
+  if (row.first_token > last) {
+    row.first_token = kDidNotCome;
+    row.output_tokens = 0;
+  }
+}
+
+void Cluster::finish(Picoseconds clock, bool cut) {
+  for (const auto& engine : engines_) {
+    const Snapshot snapshot = engine->snapshot();
+    for (std::size_t k = 0; k < snapshot.requests.size(); ++k) {
+      Row* row = find(snapshot.requests[k].id);
+      if (row == nullptr) continue;
+      row->output_tokens = static_cast<std::int32_t>(snapshot.requests[k].num_output_tokens);
+      row->reason = static_cast<std::int64_t>(k) < snapshot.num_running ? Reason::running : Reason::waiting;
+    }
+  }
+  for (Row& row : rows_) {
+    if (row.status == RowStatus::unfinished && row.reason == Reason::none) row.reason = Reason::in_transit;
+    seal(row, cut ? clock : kNever);
+  }
+  num_ended_ = rows_.size();
+}
+
+}  // namespace simcluster

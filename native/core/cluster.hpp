@@ -1,0 +1,193 @@
+// The engines of one run behind one interface, and what happened to the requests: the truth about requests meets the
+// engines here, and a router never gets hold of a cluster.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine.hpp"
+#include "snapshot.hpp"
+#include "step_time.hpp"
+#include "view.hpp"
+
+namespace simcluster {
+
+// What a cluster needs of an engine: the native one, or one that takes its place.
+class EnginePort {
+ public:
+  static constexpr std::size_t kLoadColumns = 10;
+  // Running, waiting, free blocks, preemptions, steps, busy time [ps], prefix queries, hits, and those of preempted.
+  using Load = std::array<std::int64_t, kLoadColumns>;
+
+  virtual ~EnginePort() = default;
+  virtual bool submit(const Submission& submission) = 0;
+  virtual void cancel(std::int64_t id, Picoseconds at) = 0;
+  virtual void advance_to(Picoseconds t) = 0;
+  // Move what happened since the last call to the end of `events`.
+  virtual void take_events(std::vector<Event>& events) = 0;
+  virtual Snapshot snapshot() const = 0;
+  virtual Load load() const = 0;
+  virtual Picoseconds next_end() const = 0;
+  // Advancing to an earlier instant changes nothing.
+  virtual Picoseconds next_change() const = 0;
+  // Equal numbers mean that a snapshot would differ in nothing but the instant at which it is taken.
+  virtual std::uint64_t num_changes() const = 0;
+};
+
+class NativePort final : public EnginePort {
+ public:
+  explicit NativePort(Engine& engine) : engine_(engine) {}
+  bool submit(const Submission& submission) override { return engine_.submit(submission); }
+  void cancel(std::int64_t id, Picoseconds at) override { engine_.cancel(id, at); }
+  void advance_to(Picoseconds t) override { engine_.advance_to(t); }
+  void take_events(std::vector<Event>& events) override;
+  Snapshot snapshot() const override { return Snapshot::capture(engine_); }
+  Load load() const override;
+  Picoseconds next_end() const override { return engine_.next_end(); }
+  Picoseconds next_change() const override { return engine_.next_change(); }
+  std::uint64_t num_changes() const override { return engine_.num_changes(); }
+
+ private:
+  Engine& engine_;
+};
+
+class Cluster {
+ public:
+  // The requests of a run as columns that outlive the cluster; n requests, `num_groups` values of each where they
+  // differ between instances. Empty prefix_offsets: nothing is shared.
+  struct Requests {
+    std::size_t num_groups = 1;
+    std::span<const std::int64_t> prompt_tokens;     // (n * groups)
+    std::span<const std::int64_t> output_tokens;     // (n * groups), true
+    std::span<const std::int64_t> predicted_output;  // (n * groups), what routers believe
+    std::span<const std::int64_t> max_tokens, priority, cancel_after;
+    std::span<const bool> ends_by_length;
+    std::span<const std::int64_t> prefix_offsets, prefix_values;
+    std::int64_t prefix_block = 0;
+    bool routers_know_ends = false;  // the oracle's
+  };
+
+  // Where an instance stands: the requests' group, and the way to the engine and back.
+  struct Place {
+    std::size_t group = 0;
+    double request_s = 0, per_prompt_token_s = 0;
+    Picoseconds output_hop = 0;
+    bool shares_prefixes = false;
+    bool async = false;  // the engine's loop
+  };
+
+  enum class RowStatus : std::uint8_t { unfinished, finished, rejected, failed };
+  // Why a request ended, by EndReason's numbers, or where it was at the end of the run.
+  enum class Reason : std::uint8_t { none, stop, length, abort, kv_capacity, exceeds_context,
+                                     shed, running, waiting, in_transit };
+  static constexpr Picoseconds kDidNotCome = -1;
+
+  // What happened to one request; instants at the client's side.
+  struct Row {
+    std::int64_t request = -1;
+    Picoseconds arrival = 0, scheduled = kDidNotCome, first_token = kDidNotCome, end = kDidNotCome;
+    std::int32_t instance = -1;
+    std::int32_t output_tokens = 0, cached_tokens = 0, preemptions = 0;
+    RowStatus status = RowStatus::unfinished;
+    Reason reason = Reason::none;
+  };
+
+  // Told to whoever waits for it. `kind`: first_token, finished, rejected or failed.
+  struct Notice {
+    std::int64_t request = -1;
+    EventKind kind = EventKind::finished;
+    Picoseconds seen = 0;
+  };
+  enum class Watch : std::uint8_t { nothing, ends, first_tokens_and_ends };
+
+  // `in_order`: requests are sent by ascending number. Throws std::invalid_argument for columns of unequal length.
+  Cluster(const Requests& requests, bool in_order, Watch watch);
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  void add_instance(std::unique_ptr<EnginePort> engine, const Place& place);
+  // Returns the router's number. `believed` (j,): the step times that its views believe.
+  std::size_t add_router(std::vector<InstanceView*> views, std::vector<StepTimeModel> believed);
+
+  std::size_t num_instances() const { return engines_.size(); }
+
+  // Every instance processes what ends at or before t.
+  void advance(Picoseconds t);
+  // Show a router the newest boundary of every instance at t; instances without a new one cost nothing.
+  void refresh(std::size_t router, Picoseconds t);
+  // The newest boundary of every instance at t, to be shown later.
+  std::vector<std::shared_ptr<const Snapshot>> capture(Picoseconds t);
+  void show(std::size_t router, const std::vector<std::shared_ptr<const Snapshot>>& snapshots);
+  // What a router has been shown last.
+  const std::vector<std::shared_ptr<const Snapshot>>& shown(std::size_t router) const {
+    return routers_.at(router).snapshots;
+  }
+
+  // A request arrives at the router at `now` and leaves it for an instance at `sent`. `router`: whose view notes it;
+  // kNobody: none.
+  static constexpr std::size_t kNobody = static_cast<std::size_t>(-1);
+  void dispatch(std::int64_t request, std::size_t instance, Picoseconds now, Picoseconds sent, std::size_t router);
+  // A request arrives and is not sent anywhere.
+  void turn_away(std::int64_t request, Picoseconds now);
+
+  // When to advance to be told of the next end of a request if nothing else arrives; kNever if none.
+  Picoseconds next_end();
+  std::vector<Notice>& notices() { return notices_; }
+  EnginePort::Load load(std::size_t instance) const { return engines_.at(instance)->load(); }
+  std::int64_t num_open() const { return num_open_; }
+  std::int64_t num_sent() const { return base_ + static_cast<std::int64_t>(rows_.size()); }
+
+  // How many of the oldest rows may leave, at least `least`: all have ended for their clients, and no later row
+  // arrives at the same instant (a run in order has no such care to take); 0 if there are not as many.
+  std::size_t num_ready(std::size_t least);
+  // Take the oldest rows.
+  std::vector<Row> take_rows(std::size_t count);
+  // Fix the end of the run; what has not reached a client before it left, or before a cut, did not happen.
+  void finish(Picoseconds clock, bool cut);
+
+ private:
+  struct Seen {
+    std::vector<InstanceView*> views;
+    std::vector<StepTimeModel> believed;
+    std::vector<std::uint64_t> changes;   // (j,) of the engine when it was shown
+    std::vector<Picoseconds> step_end;    // (j,) until when the step in flight is believed to run
+    std::vector<std::shared_ptr<const Snapshot>> snapshots;
+  };
+
+  std::int64_t value(std::span<const std::int64_t> column, std::int64_t request, std::size_t instance) const {
+    return column[static_cast<std::size_t>(request) * requests_.num_groups + places_[instance].group];
+  }
+  Picoseconds engine_arrival(std::size_t instance, Picoseconds sent, std::int64_t prompt_tokens) const;
+  std::vector<TokenRun> prompt_runs(std::int64_t request, std::int64_t prompt_tokens) const;
+  void advance_one(std::size_t instance, Picoseconds t);
+  void settle(std::size_t instance);  // after an engine was touched: take its events, note when it changes next
+  void record(std::size_t instance, const Event& event);
+  Row& new_row(std::int64_t request, Picoseconds now);
+  Row* find(std::int64_t request);
+  static void seal(Row& row, Picoseconds limit);
+
+  Requests requests_;
+  bool in_order_;
+  Watch watch_;
+  std::vector<std::unique_ptr<EnginePort>> engines_;
+  std::vector<Place> places_;
+  std::vector<Picoseconds> next_change_, next_end_;  // (j,); next_end: -1 where it must be asked for
+  std::vector<std::uint64_t> changes_;
+  std::vector<std::shared_ptr<Snapshot>> newest_;  // (j,) captured at changes newest_changes_
+  std::vector<std::uint64_t> newest_changes_;
+  std::vector<Seen> routers_;
+
+  std::vector<Row> rows_;  // sent and not taken yet, in order of sending
+  std::int64_t base_ = 0;  // rows taken
+  std::size_t num_ended_ = 0;  // leading rows that have ended for their clients
+  std::vector<std::int32_t> place_of_;  // (n,) by request, the number of its row; empty in order
+  std::vector<Notice> notices_;
+  std::vector<Event> events_;  // scratch
+  std::int64_t num_open_ = 0;
+  Picoseconds now_ = 0;
+};
+
+}  // namespace simcluster
