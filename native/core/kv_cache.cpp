@@ -220,7 +220,8 @@ bool KvCache::admissible(const RequestState& request, std::int64_t tokens, std::
 }
 
 std::int64_t KvCache::count_idle_hits(std::int64_t num_hits) const {
-  return std::count_if(hits_.begin(), hits_.begin() + num_hits, [this](std::int32_t block) { return pool_.idle(block); });
+  const auto idle = [this](std::int32_t block) { return pool_.idle(block); };
+  return std::count_if(hits_.begin(), hits_.begin() + num_hits, idle);
 }
 
 void KvCache::take_exact(std::int32_t slot, std::int64_t num_hits, std::int64_t fresh) {

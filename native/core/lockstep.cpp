@@ -59,7 +59,8 @@ void Scheduler::settle(RequestState& r) const {
   r.num_sampled_tokens += narrow(decodes);
   r.num_output_tokens += narrow(delivered);
   // Once the pass it joined in is processed, only decodes are in flight.
-  r.num_inflight_tokens = narrow(results < 0 ? r.num_inflight_tokens + decodes : decodes - std::min(results, scheduled));
+  const std::int64_t before = results < 0 ? r.num_inflight_tokens : -std::min(results, scheduled);
+  r.num_inflight_tokens = narrow(before + decodes);
   if (async) r.num_output_placeholders = static_cast<std::int8_t>(r.num_output_placeholders + decodes - delivered);
   if (config_.enable_prefix_caching && (decodes > 0 || !async)) {
     r.num_registered_tokens = r.num_computed_tokens - (async ? 1 : 0);

@@ -62,7 +62,8 @@ class Scheduler {
   // Anything waiting, running, or ended but not yet flushed to the workers.
   bool has_requests() const { return num_running_ > 0 || !waiting_.empty() || unflushed_ends_; }
 
-  // One pass. Fills `batch`, `preempted` (in order of eviction) and `failed` (those that can never fit), which come empty.
+  // One pass. Fills `batch`, and `preempted` (in order of eviction) and `failed` (those that can never fit), which come
+  // empty.
   // `in_flight`: the batch before, if its results are still to come (asynchronous loop), else null.
   void schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted, std::vector<Outcome>& failed);
   // The same in parts, in lockstep form alone, so that requests added meanwhile still join the pass (open_pass.cpp).

@@ -45,7 +45,8 @@ Snapshot Snapshot::capture(const Engine& engine) {
   shot.requests.reserve(resident);
   shot.details.reserve(resident);
   std::vector<std::int32_t> index_of_slot(s.slots_.size(), -1);
-  std::vector<std::pair<std::int32_t, std::int32_t>> joined_again;  // with an older decode in flight, and its newer ones
+  // Those with a decode in flight from before they joined, and how many decodes they have had since.
+  std::vector<std::pair<std::int32_t, std::int32_t>> joined_again;
   const auto publish = [&](std::int32_t slot) {
     index_of_slot[static_cast<std::size_t>(slot)] = static_cast<std::int32_t>(shot.requests.size());
     RequestState& r = shot.requests.emplace_back(s.request(slot));
@@ -140,7 +141,8 @@ void Snapshot::fold_decodes() {
     BatchInFlight& batch = in_flight[b];
     batch.num_lockstep += static_cast<std::int64_t>(std::erase_if(batch.entries, [&](const Entry& entry) {
       if (!running(entry) || !requests[static_cast<std::size_t>(entry.request)].lockstep) return false;
-      return entry.sample_index >= 0 && static_cast<std::int32_t>(b) != folds[static_cast<std::size_t>(entry.request)].join;
+      const std::int32_t join = folds[static_cast<std::size_t>(entry.request)].join;
+      return entry.sample_index >= 0 && static_cast<std::int32_t>(b) != join;
     }));
   }
 }
