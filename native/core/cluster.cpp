@@ -124,6 +124,8 @@ void Cluster::refresh(std::size_t router, Picoseconds t) {
     if (newest_changes_[j] != changes_[j]) {
       newest_[j] = std::make_shared<Snapshot>(engines_[j]->snapshot());
       newest_changes_[j] = changes_[j];
+    } else if (newest_[j]->taken_at != t) {  // a view compares what it has with what it gets
+      newest_[j] = std::make_shared<Snapshot>(*newest_[j]);
     }
     newest_[j]->taken_at = t;
     seen.views[j]->refresh(newest_[j]);
