@@ -188,7 +188,7 @@ def test_a_changed_recipe_is_the_shipped_one_but_for_the_change(tmp_path: Path) 
 
 
 def test_without_load_the_credit_for_elapsed_time_changes_nothing(lab: Lab) -> None:
-    scenario, path = lab.scenario("paper", {"workload.rate_rps": 0.02, "routing.overlay": False})
+    scenario, path = lab.scenario("paper", {"workload.rate_rps": 3e-4, "routing.overlay": False})
     world = build_world(scenario, path)
     name = f"{SfsWithoutCredit.__module__}:{SfsWithoutCredit.__name__}"
     plain, without = (run_policy(scenario, world, policy).summary for policy in ("sfs", name))
