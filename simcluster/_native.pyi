@@ -465,6 +465,26 @@ def estimate_first_token(views: Sequence[InstanceView], id: int, prompt_tokens: 
     Source: paper eqs. 7, 8.
     """
 
+class SfsPlus:
+    """The decisions of one router whose delays have a price."""
+
+    def __init__(self, views: Sequence[InstanceView], kind_of_view: Sequence[int], *, price: float, slack_price: float, horizon_s: float, routers: int = 1) -> None:
+        """kind_of_view (n,): numbers from 0."""
+
+    def decide(self, id: int, utility: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', writable=False)], prompt_tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], predicted_output: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], at: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], hop: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], *, now: int, target_s: float, max_tokens: int = -1, priority: int = 0, arrival_time: int = 0, healthy: Sequence[bool] = []) -> tuple[list[int], Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))]]:
+        """
+        Decide about one request, all columns (n,), times [ps].
+
+        Returns (views of the largest score, ascending; TTFT (n,) [s], inf where it cannot be served; score (n,), -inf where not a choice; chance to be on time (n,)).
+        """
+
+    def sent(self, id: int, instance: int) -> None:
+        """The request of the last decision was sent."""
+
+    def first_token(self, id: int, instance: int, ttft_s: float) -> None: ...
+
+    def forget(self, id: int) -> None: ...
+
 class Objective(enum.Enum):
     slo = 0
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 void bind_scheduler(nanobind::module_& m);
+void bind_sfs_plus(nanobind::module_& m);
 void bind_engine(nanobind::module_& m);
 void bind_view(nanobind::module_& m);
 void bind_decide(nanobind::module_& m);

@@ -6,6 +6,7 @@ NB_MODULE(_native, m) {
   bind_scheduler(m);
   bind_engine(m);
   bind_view(m);
+  bind_sfs_plus(m);
   bind_decide(m);
   bind_bench(m);
   bind_cluster(m);

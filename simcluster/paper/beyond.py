@@ -29,13 +29,14 @@ _MODES = {  # name: (overlay, policy)
     "credit": (False, "sfs"),
     "neither": (False, _WITHOUT_CREDIT),
     "ledger and credit, margin 0.9": (True, "sfs:margin=0.9"),
+    "ledger and credit, sfs_plus": (True, "sfs_plus"),
 }
 _REPLICAS, _FEW_REPLICAS = (1, 2, 4, 8), (1, 4)
 _ROUTER_DELAYS_S, _FEW_ROUTER_DELAYS_S = (0.0, 0.02, 0.1, 0.5), (0.1,)
-_ROUTER_POLICIES = ("sfs", "sfs:margin=0.9")
+_ROUTER_POLICIES = ("sfs", "sfs:margin=0.9", "sfs_plus")
 _SCALES, _FEW_SCALES = (0.8, 0.9, 1.0, 1.1, 1.25), (0.8, 1.0, 1.25)
 _BOUND_RATES_RPS, _FEW_BOUND_RATES_RPS = (2.0, 5.0, 8.0, 12.0, 16.0, 20.0, 24.0, 30.0), (8.0, 16.0)
-_BOUND_POLICIES = (*BASELINES, "throughput", "lps", "sfs", "sfs:margin=0.9", "oracle")
+_BOUND_POLICIES = (*BASELINES, "throughput", "lps", "sfs", "sfs:margin=0.9", "sfs_plus", "oracle")
 
 
 def _scored(runs: Runs, policy: str) -> dict[str, float | None]:

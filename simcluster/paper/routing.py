@@ -27,7 +27,13 @@ __all__ = [
 
 RATES_RPS = (1.0, 3.0, 5.0, 8.0, 10.0, 12.0)
 BASELINES = ("round_robin", "shortest_queue", "latency_agnostic")
-FURTHER = ("throughput", "lps", "sfs:margin=0.9", "oracle")  # not in the paper's figures, or not as policies
+FURTHER = (
+    "throughput",
+    "lps",
+    "sfs:margin=0.9",
+    "sfs_plus",
+    "oracle",
+)  # not policies of its figures
 _DELTAS = (0.0, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 _FEW_DELTAS = (0.0, 0.7, 1.0, 1.5, 3.0, 10.0)
 _LAMBDAS = (1e-5, 3e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3)

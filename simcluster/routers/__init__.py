@@ -45,6 +45,7 @@ from simcluster.routers.quality_threshold import QualityThreshold
 from simcluster.routers.scorers import KvCost, WeightedScorers
 from simcluster.routers.settings import RouterSettings
 from simcluster.routers.sfs import Oracle
+from simcluster.routers.sfs_plus import SfsPlus
 from simcluster.routers.shadow import Shadow
 from simcluster.routers.user import UserPolicy, entry_point_names, load_class
 from simcluster.routers.wrappers import Admission, Epsilon
@@ -98,6 +99,7 @@ POLICIES: dict[str, Callable[..., Router]] = {
     "lps": Lps,
     "ml_latency": MlLatency,
     "sfs": sfs,
+    "sfs_plus": SfsPlus,
     "oracle": Oracle,
     "always_busiest": AlwaysBusiest,
 }

@@ -12,24 +12,24 @@ from simcluster.routers.base import NONE_HEALTHY, ClusterView, Decision, OracleV
 from simcluster.routers.settings import RouterSettings
 from simcluster.units import PS_PER_S
 
-__all__ = ["Oracle", "Sfs"]
+__all__ = ["NativeCluster", "Oracle", "Sfs"]
 
 
-class _Cluster:
+class NativeCluster:
     """The views of one router, ready for native decisions, and the ways to and from the engines."""
 
     def __init__(self, view: ClusterView) -> None:
         self.views = list(view.views)
         self._instances = view.instances
         kinds: dict[tuple[object, ...], int] = {}
-        kind_of_view = [kinds.setdefault(_kind(spec), len(kinds)) for spec in view.instances]
-        self.fleet = _native.Fleet(self.views, kind_of_view)
+        self.kind_of_view = [kinds.setdefault(_kind(spec), len(kinds)) for spec in view.instances]
         self.hop = np.array([spec.output_hop_ps for spec in view.instances], dtype=np.int64)
         self._delay: IntArray | None = None
         if all(spec.front_end.per_prompt_token_s == 0 for spec in view.instances):
             self._delay = np.array([spec.engine_arrival_ps(0, 1) for spec in view.instances], dtype=np.int64)
 
     def is_of(self, view: ClusterView) -> bool:
+        """Whether this is the cluster that a router is shown."""
         return self._instances is view.instances and self.views == view.views
 
     def arrivals(self, sent_ps: int, prompt_tokens: IntArray) -> IntArray:
@@ -56,14 +56,16 @@ class Sfs:
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
-        self._cluster: _Cluster | None = None
+        self._cluster: NativeCluster | None = None
+        self._fleet: _native.Fleet | None = None
 
     def route(self, request: Request, view: ClusterView) -> Decision:
         """Choose by predicted utility and estimated TTFT."""
-        if self._cluster is None or not self._cluster.is_of(view):
-            self._cluster = _Cluster(view)
+        if self._cluster is None or self._fleet is None or not self._cluster.is_of(view):
+            self._cluster = NativeCluster(view)
+            self._fleet = _native.Fleet(self._cluster.views, self._cluster.kind_of_view)
         cluster, settings = self._cluster, self._settings
-        reason, none_healthy, best, ttft_s, score = cluster.fleet.decide(
+        reason, none_healthy, best, ttft_s, score = self._fleet.decide(
             request.index,
             request.predicted_utility,
             request.prompt_tokens,
