@@ -538,6 +538,20 @@ def bench_estimates(view: InstanceView, snapshot: Snapshot | None, prompt_tokens
     Estimate a request `repeats` times, each time from the snapshot anew unless it is None; the first token [ps].
     """
 
+def bench_decisions(fleet: Fleet, utility: Sequence[float], prompt_tokens: int, output_tokens: int, at: int, target_s: float, explain: Explain, repeats: int) -> int:
+    """
+    Decide by eq. 3 about a request `repeats` times; the instance chosen. utility (kinds,).
+    """
+
+def bench_route(engines: Sequence[Engine], views: Sequence[InstanceView], fleet: Fleet, utility: Sequence[float], prompt_tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], output_tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], at: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], first: int, count: int, target_s: float, refresh_after: int) -> list[int]:
+    """
+    Decide by eq. 3 about requests first to first + count - 1 and hand each to the engine chosen.
+
+    utility (kinds,) goes round by one kind from request to request. prompt_tokens, output_tokens (what views
+    expect, too), at [ps]: (n,). A view is refreshed at the dispatch that follows `refresh_after` others to it;
+    0: at every one. Returns the instances chosen, (count,).
+    """
+
 class Watch(enum.Enum):
     nothing = 0
 

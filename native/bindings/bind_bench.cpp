@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "decide.hpp"
+#include "snapshot.hpp"
 #include "view.hpp"
 
 namespace nb = nanobind;
@@ -31,24 +33,35 @@ std::string compiler() {
 #endif
 }
 
-std::int64_t round_robin(const std::vector<Engine*>& engines, const Int64Array& prompt_tokens,
-                         const Int64Array& output_tokens, const Int64Array& at, std::int64_t first,
-                         std::int64_t count) {
+void check_range(const Int64Array& prompt_tokens, const Int64Array& output_tokens, const Int64Array& at,
+                 std::int64_t first, std::int64_t count) {
   const auto size = static_cast<std::int64_t>(at.size());
-  if (engines.empty() || first < 0 || count < 0 || first + count > size ||
-      static_cast<std::int64_t>(prompt_tokens.size()) != size ||
+  if (first < 0 || count < 0 || first + count > size || static_cast<std::int64_t>(prompt_tokens.size()) != size ||
       static_cast<std::int64_t>(output_tokens.size()) != size) {
     throw std::invalid_argument("the requests asked for are not all there");
   }
+}
+
+Submission submission(const Int64Array& prompt_tokens, const Int64Array& output_tokens, const Int64Array& at,
+                      std::int64_t i) {
+  Submission s;
+  s.id = i;
+  s.prompt_tokens = prompt_tokens.data()[i];
+  s.output_tokens = output_tokens.data()[i];
+  s.at = at.data()[i];
+  return s;
+}
+
+std::int64_t round_robin(const std::vector<Engine*>& engines, const Int64Array& prompt_tokens,
+                         const Int64Array& output_tokens, const Int64Array& at, std::int64_t first,
+                         std::int64_t count) {
+  check_range(prompt_tokens, output_tokens, at, first, count);
+  if (engines.empty()) throw std::invalid_argument("there are no engines");
   const nb::gil_scoped_release release;
   std::int64_t seen = 0;
-  Submission s;
   for (std::int64_t i = first; i < first + count; ++i) {
     Engine& engine = *engines[static_cast<std::size_t>(i) % engines.size()];
-    s.id = i;
-    s.prompt_tokens = prompt_tokens.data()[i];
-    s.output_tokens = output_tokens.data()[i];
-    s.at = at.data()[i];
+    const Submission s = submission(prompt_tokens, output_tokens, at, i);
     engine.advance_to(s.at);
     engine.submit(s);
     seen += static_cast<std::int64_t>(engine.events().size());
@@ -82,6 +95,68 @@ std::int64_t estimate_repeatedly(InstanceView& view, const std::shared_ptr<Snaps
   return first_token;
 }
 
+// What a request to all kinds of instances is where they differ in utility alone.
+std::vector<Offer> offers_for(const std::vector<double>& utility, std::int64_t turn, std::int64_t prompt_tokens,
+                              std::int64_t output_tokens, Picoseconds at) {
+  std::vector<Offer> offers;
+  for (std::size_t k = 0; k < utility.size(); ++k) {
+    const double value = utility[(k + static_cast<std::size_t>(turn)) % utility.size()];
+    offers.push_back({value, prompt_tokens, output_tokens, at, 0});
+  }
+  return offers;
+}
+
+std::int64_t decide_repeatedly(Fleet& fleet, const std::vector<double>& utility, std::int64_t prompt_tokens,
+                               std::int64_t output_tokens, Picoseconds at, double target_s, Explain explain,
+                               std::int64_t repeats) {
+  const nb::gil_scoped_release release;
+  Query query;
+  query.id = std::int64_t{1} << 60;
+  query.arrival_time = at;
+  query.target_s = target_s;
+  query.explain = explain;
+  std::vector<Offer> offers = offers_for(utility, 0, prompt_tokens, output_tokens, at);
+  std::int64_t chosen = -1;
+  for (std::int64_t i = repeats - 1; i >= 0; --i) {
+    for (Offer& offer : offers) offer.prompt_tokens = prompt_tokens + i % 4;  // the last one is as given
+    chosen = fleet.decide(query, offers).best.front();
+  }
+  return chosen;
+}
+
+std::vector<std::int32_t> route(const std::vector<Engine*>& engines, const std::vector<InstanceView*>& views,
+                                Fleet& fleet, const std::vector<double>& utility, const Int64Array& prompt_tokens,
+                                const Int64Array& output_tokens, const Int64Array& at, std::int64_t first,
+                                std::int64_t count, double target_s, std::int64_t refresh_after) {
+  check_range(prompt_tokens, output_tokens, at, first, count);
+  if (engines.size() != fleet.size() || views.size() != fleet.size()) {
+    throw std::invalid_argument("there must be one engine and one view for each view of the fleet");
+  }
+  const nb::gil_scoped_release release;
+  std::vector<std::int32_t> chosen;
+  chosen.reserve(static_cast<std::size_t>(count));
+  Query query;
+  query.target_s = target_s;
+  for (std::int64_t i = first; i < first + count; ++i) {
+    const Submission s = submission(prompt_tokens, output_tokens, at, i);
+    query.id = i;
+    query.arrival_time = s.at;
+    const std::vector<Offer> offers = offers_for(utility, i, s.prompt_tokens, s.output_tokens, s.at);
+    const std::int32_t best = fleet.decide(query, offers).best.front();
+    chosen.push_back(best);
+    Engine& engine = *engines[static_cast<std::size_t>(best)];
+    InstanceView& view = *views[static_cast<std::size_t>(best)];
+    engine.advance_to(s.at);
+    if (view.num_dispatched_since() >= refresh_after) {
+      view.refresh(std::make_shared<const Snapshot>(Snapshot::capture(engine)));
+    }
+    engine.submit(s);
+    engine.events().clear();
+    view.record_dispatch({s.id, s.prompt_tokens, s.output_tokens, -1, false, 0, s.at, s.at});
+  }
+  return chosen;
+}
+
 }  // namespace
 
 void bind_bench(nb::module_& m) {
@@ -93,4 +168,14 @@ void bind_bench(nb::module_& m) {
   m.def("bench_estimates", &estimate_repeatedly, nb::arg("view"), nb::arg("snapshot").none(),
         nb::arg("prompt_tokens"), nb::arg("output_tokens"), nb::arg("at"), nb::arg("repeats"),
         "Estimate a request `repeats` times, each time from the snapshot anew unless it is None; the first token [ps].");
+  m.def("bench_decisions", &decide_repeatedly, nb::arg("fleet"), nb::arg("utility"), nb::arg("prompt_tokens"),
+        nb::arg("output_tokens"), nb::arg("at"), nb::arg("target_s"), nb::arg("explain"), nb::arg("repeats"),
+        "Decide by eq. 3 about a request `repeats` times; the instance chosen. utility (kinds,).");
+  m.def("bench_route", &route, nb::arg("engines"), nb::arg("views"), nb::arg("fleet"), nb::arg("utility"),
+        nb::arg("prompt_tokens"), nb::arg("output_tokens"), nb::arg("at"), nb::arg("first"), nb::arg("count"),
+        nb::arg("target_s"), nb::arg("refresh_after"),
+        "Decide by eq. 3 about requests first to first + count - 1 and hand each to the engine chosen.\n\n"
+        "utility (kinds,) goes round by one kind from request to request. prompt_tokens, output_tokens (what views\n"
+        "expect, too), at [ps]: (n,). A view is refreshed at the dispatch that follows `refresh_after` others to it;\n"
+        "0: at every one. Returns the instances chosen, (count,).");
 }

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from simcluster.bench import engine_figures, instructions, run_figures
+from simcluster import _native
+from simcluster.bench import decision_figures, engine_figures, instructions, run_figures
 from simcluster.bench.machine import machine_class, today
 from simcluster.bench.measure import Goal, Measured
 from simcluster.errors import ConfigError
@@ -69,7 +70,12 @@ def _at_least(limit: float) -> Goal:
     return Goal(limit, at_least=True)
 
 
+def _decide(explain: str, models: int) -> Callable[[bool], Measured]:
+    return partial(decision_figures.decision, _native.Explain[explain], models)
+
+
 _RATE = "req/CPU-s"
+_DECISION = "decision over 1000 instances of {}, {}, repeated at one instant (upkeep not included)"
 
 FIGURES: dict[str, Benchmark] = {
     "step-growth": Benchmark(
@@ -115,6 +121,20 @@ FIGURES: dict[str, Benchmark] = {
         "SFS from a snapshot, p99 over states at 95 % load", "us", _at_most(6), engine_figures.sfs_snapshot_p99
     ),
     "sfs-frontier": Benchmark("SFS from a frontier", "ns", _at_most(15), engine_figures.sfs_frontier),
+    "decide-exact": Benchmark(_DECISION.format("3 models", "all estimated"), "us", _at_most(12), _decide("all", 3)),
+    "decide-exact-alike": Benchmark(_DECISION.format("1 model", "all estimated"), "us", _at_most(12), _decide("all", 1)),
+    "decide-pruned": Benchmark(
+        _DECISION.format("3 models", "the best and the runner-up"), "us", _at_most(0.6), _decide("runner_up", 3)
+    ),
+    "decide-pruned-alike": Benchmark(
+        _DECISION.format("1 model", "the best and the runner-up"), "us", _at_most(0.6), _decide("runner_up", 1)
+    ),
+    "routed-1000": Benchmark(
+        "core, routed by SFS, 1000 instances of 3 models, views that foresee exactly",
+        _RATE,
+        _at_least(80e3),
+        decision_figures.routed_rate,
+    ),
 }
 
 
