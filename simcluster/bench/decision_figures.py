@@ -1,7 +1,7 @@
 """Figures about SFS over all instances at once: native loops, no Python call in what is measured.
 
-Views believe the true step times and know how long answers are, and steps have no noise, so a view foresees its instance
-exactly. Models differ in utility alone, which goes round from request to request, so that they get equal load.
+Views believe the true step times and know how long answers are, and steps have no noise, so a view foresees its
+instance exactly. Models differ in utility alone, which goes round from request to request, so that they get equal load.
 """
 
 from dataclasses import dataclass
@@ -107,5 +107,6 @@ def routed_rate(quick: bool) -> Measured:
     cluster = routed_cluster(instances, len(_UTILITIES), warm + count * repetitions)
     cluster.route(warm)
     values = tuple(count / cpu_s(lambda: cluster.route(count)) for _ in range(repetitions))
-    size = f"{instances:,} instances, {repetitions} x {count:,} requests after {warm:,}"
+    size = f"{instances:,} instances, {repetitions} x {count:,} requests after {warm:,}, views refreshed"
+    size += f" after {_REFRESH_AFTER} dispatches"
     return Measured(values, size, judged=instances == 1000)

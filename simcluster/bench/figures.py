@@ -122,7 +122,9 @@ FIGURES: dict[str, Benchmark] = {
     ),
     "sfs-frontier": Benchmark("SFS from a frontier", "ns", _at_most(15), engine_figures.sfs_frontier),
     "decide-exact": Benchmark(_DECISION.format("3 models", "all estimated"), "us", _at_most(12), _decide("all", 3)),
-    "decide-exact-alike": Benchmark(_DECISION.format("1 model", "all estimated"), "us", _at_most(12), _decide("all", 1)),
+    "decide-exact-alike": Benchmark(
+        _DECISION.format("1 model", "all estimated"), "us", _at_most(12), _decide("all", 1)
+    ),
     "decide-pruned": Benchmark(
         _DECISION.format("3 models", "the best and the runner-up"), "us", _at_most(0.6), _decide("runner_up", 3)
     ),

@@ -13,6 +13,7 @@ import pytest
 
 from command_line import run_command
 from simcluster import _native
+from simcluster.backends.simulated import SimulatedCluster
 from simcluster.bench import cost, figures, run_figures
 from simcluster.bench.decision_figures import routed_cluster
 from simcluster.bench.engine_figures import core_rate
@@ -190,8 +191,8 @@ def test_a_repeated_decision_is_the_one_that_estimates_everybody_makes() -> None
     assert cluster.decide(_native.Explain.runner_up, 5) == everybody
     assert 0 < cluster.fleet.num_estimated < 20
     at = int(cluster.asked.at_ps[-1])
-    lengths = [np.full(40, value, dtype=np.int64) for value in (512, 256, at)]
-    estimates = _native.estimate_first_token(cluster.views, 1 << 60, *lengths)
+    prompt, output, now = (np.full(40, value, dtype=np.int64) for value in (512, 256, at))
+    estimates = _native.estimate_first_token(cluster.views, 1 << 60, prompt, output, now)
     dearest = [j for j in range(40) if cluster.utilities[j % 3] == 0.9]
     assert everybody == min(dearest, key=estimates.__getitem__)
 
@@ -301,6 +302,22 @@ def test_every_figure_can_be_measured(name: str) -> None:
     assert data["name"] == name
     assert 0 < data["low"] <= data["value"] <= data["high"] < math.inf
     assert any(letter.isdigit() for letter in data["size"])
+
+
+def test_through_simpy_every_end_is_heard_of_when_it_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[int, int]] = []
+    release = SimulatedCluster._release
+
+    def note(self: SimulatedCluster, ended: int, end_ps: int, now: int) -> None:
+        heard.append((end_ps, now))
+        release(self, ended, end_ps, now)
+
+    monkeypatch.setattr(SimulatedCluster, "_release", note)
+    run_figures.loop_seconds("round_robin", 16, 2000, 1)
+    assert heard == []
+    run_figures.loop_seconds("round_robin", 16, 2000, 1, ends_on_time=True)
+    assert len(heard) == 2000
+    assert all(now <= end_ps for end_ps, now in heard)
 
 
 def test_a_thousand_instances_are_warmed_up_before_they_are_measured() -> None:
