@@ -36,7 +36,7 @@ def bench(
     """Measure how fast the simulator is, beside its goals.
 
     Figures are medians over repetitions of this process's own CPU time, which other load disturbs little.
-    The workload is the scenario bench/poisson-8b. All of them take some minutes.
+    The workload is the scenario bench/poisson-8b. All of them take two to three minutes of CPU time.
 
     Examples:
     * `simcluster bench`
