@@ -58,10 +58,20 @@ std::int64_t round_robin(const std::vector<Engine*>& engines, const Int64Array& 
   check_range(prompt_tokens, output_tokens, at, first, count);
   if (engines.empty()) throw std::invalid_argument("there are no engines");
   const nb::gil_scoped_release release;
+  const auto turn = [&](std::int64_t i) -> Engine& { return *engines[static_cast<std::size_t>(i) % engines.size()]; };
+  constexpr std::int64_t kAhead = 4;
   std::int64_t seen = 0;
+  Submission s;
   for (std::int64_t i = first; i < first + count; ++i) {
-    Engine& engine = *engines[static_cast<std::size_t>(i) % engines.size()];
-    const Submission s = submission(prompt_tokens, output_tokens, at, i);
+    if (std::ssize(engines) > kAhead) {
+      turn(i + kAhead).prefetch();
+      turn(i + kAhead / 2).prefetch_contents();
+    }
+    Engine& engine = turn(i);
+    s.id = i;
+    s.prompt_tokens = prompt_tokens.data()[i];
+    s.output_tokens = output_tokens.data()[i];
+    s.at = at.data()[i];
     engine.advance_to(s.at);
     engine.submit(s);
     seen += static_cast<std::int64_t>(engine.events().size());

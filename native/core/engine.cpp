@@ -56,7 +56,7 @@ Engine::Engine(const SchedulerConfig& config, const StepTimeModel& step_time, St
   if (options_.fast && !options_.record_tokens) scheduler_.use_lockstep();
 }
 
-bool Engine::submit(const Submission& submission) {
+[[gnu::flatten]] bool Engine::submit(const Submission& submission) {
   if (submission.at < now_) throw std::invalid_argument("a request is submitted in the past");
   if (submission.prompt_tokens < 1 || submission.output_tokens < 1) {
     throw std::invalid_argument("a request needs at least one prompt token and one output token");
@@ -237,7 +237,7 @@ bool Engine::start_iteration(Picoseconds limit) {
   return true;
 }
 
-Engine::Told Engine::work(Picoseconds limit, bool until_told) {
+[[gnu::flatten]] Engine::Told Engine::work(Picoseconds limit, bool until_told) {
   const std::size_t told = events_.size();
   wake_ = 0;
   if (in_pass_) {

@@ -35,8 +35,7 @@ bool Engine::jump(Picoseconds limit) {
   const Picoseconds bound = std::min(limit, next_input());
   for (std::size_t i = 0; i < num_flights_; ++i) {
     const Batch& batch = flight(i).batch;
-    if (flight(i).end >= bound || batch.empty() || batch.entries.size() > 1) return false;
-    if (!batch.entries.empty() && batch.entries.front().sample_index >= 0) return false;
+    if (flight(i).end >= bound || batch.empty() || !batch.unchanging()) return false;
   }
   SteadyState steady = scheduler_.steady_state(depth());
   const auto ahead = static_cast<std::int64_t>(depth());

@@ -13,8 +13,8 @@ class Queue {
   using value_type = Item;
   using const_iterator = typename std::vector<Item>::const_iterator;
 
-  bool empty() const { return first_ == items_.size(); }
-  std::size_t size() const { return items_.size() - first_; }
+  bool empty() const { return size_ == 0; }
+  std::size_t size() const { return size_; }
   const Item& front() const { return items_[first_]; }
   const Item& back() const { return items_.back(); }
   const_iterator begin() const { return items_.begin() + static_cast<std::ptrdiff_t>(first_); }
@@ -22,14 +22,16 @@ class Queue {
 
   void clear() {
     items_.clear();
-    first_ = 0;
+    first_ = size_ = 0;
   }
   void push_back(const Item& item) {
     if (items_.size() == items_.capacity() && first_ > items_.size() / 2) drop_room();
     items_.push_back(item);
+    ++size_;
   }
   void pop_front() {
-    if (++first_ == items_.size()) clear();
+    ++first_;
+    if (--size_ == 0) clear();
   }
   void push_front(const Item& item) {
     if (first_ == 0) {
@@ -37,11 +39,15 @@ class Queue {
       items_.insert(items_.begin(), first_, Item{});
     }
     items_[--first_] = item;
+    ++size_;
   }
-  void insert(const_iterator place, const Item& item) { items_.insert(place, item); }
+  void insert(const_iterator place, const Item& item) {
+    items_.insert(place, item);
+    ++size_;
+  }
   void erase(const_iterator place) {
     items_.erase(place);
-    if (empty()) clear();
+    if (--size_ == 0) clear();
   }
 
  private:
@@ -51,7 +57,7 @@ class Queue {
   }
 
   std::vector<Item> items_;
-  std::size_t first_ = 0;
+  std::size_t first_ = 0, size_ = 0;  // the size is asked for more often than anything changes
 };
 
 }  // namespace simcluster

@@ -124,6 +124,10 @@ struct Batch {
   std::int64_t num_lockstep = 0;  // decodes that have no entry, in front of the entries
 
   bool empty() const { return features.num_tokens == 0; }
+  // Nobody joined the decodes in it: one chunk of a prefill at most, and not its last.
+  bool unchanging() const {
+    return entries.empty() || (entries.size() == 1 && entries.front().sample_index < 0);
+  }
 };
 
 }  // namespace simcluster

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "pass.hpp"
+#include "prefetch.hpp"
 
 namespace simcluster {
 namespace {
@@ -138,6 +139,19 @@ std::int64_t Scheduler::abort(std::int64_t id) {
   const std::int64_t delivered = request(slot).num_output_tokens;
   close_slot(slot);
   return delivered;
+}
+
+void Scheduler::prefetch_contents() const {
+  constexpr std::size_t kTopOfHeap = 31 * sizeof(End);  // the levels that every change of the heap reads
+  const std::vector<End>& ends = group_.ends;
+  prefetch_bytes(group_.by_phase.data(), group_.by_phase.size() * sizeof(std::int32_t));
+  prefetch_bytes(ends.data(), kTopOfHeap);
+  if (!ends.empty()) prefetch_bytes(&ends.back(), sizeof(End));
+  prefetch_bytes(group_.ending.data(), sizeof(End));
+  if (last_running_ >= 0) prefetch_bytes(&request(last_running_), sizeof(RequestState));
+  if (free_slots_.empty()) return;
+  prefetch_bytes(&request(free_slots_.back()), sizeof(RequestState));
+  prefetch_bytes(&detail(free_slots_.back()), sizeof(RequestDetail));
 }
 
 // 2.0

@@ -84,6 +84,9 @@ class Scheduler {
   // The one prefill that is not finished; -1 if none.
   std::int32_t partial_prefill() const;
 
+  // What a pass, its results and a new request read beside this object.
+  void prefetch_contents() const;
+
   const SchedulerConfig& config() const { return config_; }
   std::int64_t num_running() const { return num_running_; }
   std::vector<std::int32_t> running() const;  // in order

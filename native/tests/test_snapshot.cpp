@@ -112,6 +112,22 @@ void what_cannot_be_restored_is_refused() {
   CHECK(throws<std::invalid_argument>([&] { shot.restore(copy, true_ends(shot)); }));
 }
 
+// The real step takes 104 ms, the believed one 14 ms; at 50 ms it is known that it still runs.
+void a_step_that_runs_longer_than_believed_ends_when_the_snapshot_was_taken() {
+  for (const bool async : {false, true}) {
+    StepTimeModel slow = u_step();
+    slow.b0 = 100 * kMs;
+    Engine engine(plain(async), slow);
+    engine.submit(ask(0, 0, 4, 3));
+    engine.advance_to(50 * kMs);
+    const Snapshot shot = Snapshot::capture(engine);
+    Engine copy(engine.scheduler().config(), u_step(), {}, EngineOptions{true, true});
+    shot.restore(copy, {{3, false}});
+    copy.drain();
+    CHECK(tokens_of(copy, 0) == (std::vector<Picoseconds>{50, 61, 72}));
+  }
+}
+
 void an_estimate_from_a_fresh_snapshot_is_what_happens() {
   for (const bool async : {false, true}) {
     for (Picoseconds t = 0; t < 150 * kMs; t += kMs) {
@@ -138,6 +154,7 @@ int main() {
   a_restored_engine_without_blocks_to_spare_continues_in_lockstep();
   a_snapshot_hides_the_true_ends();
   what_cannot_be_restored_is_refused();
+  a_step_that_runs_longer_than_believed_ends_when_the_snapshot_was_taken();
   an_estimate_from_a_fresh_snapshot_is_what_happens();
   return report("snapshot");
 }
