@@ -582,10 +582,8 @@ class Cluster:
         The next instance; times [s], output_hop [ps]. The engine is driven by the cluster alone from now on.
         """
 
-    def add_router(self, views: list[InstanceView], believed: list[StepTimeModel]) -> int:
-        """
-        A router with these views (j,), which believe these step times (j,); returns its number.
-        """
+    def add_router(self, views: list[InstanceView]) -> int:
+        """A router with these views (j,); returns its number."""
 
     def advance(self, t: int) -> None:
         """Every instance processes what ends at or before t [ps]."""
@@ -603,9 +601,7 @@ class Cluster:
     def show(self, router: int, snapshots: Captured) -> None: ...
 
     def shown(self, router: int) -> list[Snapshot]:
-        """
-        Copies of what a router has been shown last, None where nothing; for tests.
-        """
+        """Copies of what a router has been shown last; for tests."""
 
     def dispatch(self, request: int, instance: int, now: int, sent: int, router: int) -> None:
         """

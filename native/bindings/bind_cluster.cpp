@@ -73,13 +73,16 @@ class PythonPort final : public EnginePort {
   std::uint64_t num_changes_ = 0;
 };
 
-// A cluster and the Python objects whose memory it uses.
-struct BoundCluster : Cluster {
-  using Cluster::Cluster;
+// The Python objects whose memory a cluster uses.
+struct Owned {
   std::vector<nb::object> objects;
   std::vector<Int64Matrix> matrices;
   std::vector<Int64Column> columns;
   BoolColumn flags;
+};
+
+struct BoundCluster : Owned, Cluster {  // in this order, so that what it owns outlives the cluster
+  using Cluster::Cluster;
 };
 
 Cluster::Requests requests_of(const Int64Matrix& prompt_tokens, const Int64Matrix& output_tokens,
@@ -188,19 +191,15 @@ void bind_cluster(nb::module_& m) {
           "The next instance; times [s], output_hop [ps]. The engine is driven by the cluster alone from now on.")
       .def(
           "add_router",
-          [](BoundCluster& c, const nb::typed<nb::list, InstanceView>& views,
-             const nb::typed<nb::list, StepTimeModel>& believed) {
+          [](BoundCluster& c, const nb::typed<nb::list, InstanceView>& views) {
             std::vector<InstanceView*> pointers;
             for (const nb::handle view : views) {
               pointers.push_back(nb::cast<InstanceView*>(view));
               c.objects.push_back(nb::borrow(view));
             }
-            std::vector<StepTimeModel> models;
-            for (const nb::handle model : believed) models.push_back(nb::cast<StepTimeModel&>(model));
-            return c.add_router(std::move(pointers), std::move(models));
+            return c.add_router(std::move(pointers));
           },
-          nb::arg("views"), nb::arg("believed"),
-          "A router with these views (j,), which believe these step times (j,); returns its number.")
+          nb::arg("views"), "A router with these views (j,); returns its number.")
       .def("advance", &Cluster::advance, nb::arg("t"), "Every instance processes what ends at or before t [ps].")
       .def("refresh", &Cluster::refresh, nb::arg("router"), nb::arg("t"),
            "Show a router the newest step boundary of every instance at t [ps]; costs only where there is a new one.")
@@ -209,12 +208,12 @@ void bind_cluster(nb::module_& m) {
       .def("show", [](BoundCluster& c, std::size_t router, const Captured& s) { c.show(router, s.snapshots); },
            nb::arg("router"), nb::arg("snapshots"))
       .def("shown",
-           [](const BoundCluster& c, std::size_t router) {
+           [](BoundCluster& c, std::size_t router) {
              std::vector<std::shared_ptr<Snapshot>> copies;
-             for (const auto& s : c.shown(router)) copies.push_back(s ? std::make_shared<Snapshot>(*s) : nullptr);
+             for (const auto& s : c.shown(router)) copies.push_back(std::make_shared<Snapshot>(*s));
              return copies;
            },
-           nb::arg("router"), "Copies of what a router has been shown last, None where nothing; for tests.")
+           nb::arg("router"), "Copies of what a router has been shown last; for tests.")
       .def("dispatch",
            [](BoundCluster& c, std::int64_t request, std::size_t instance, Picoseconds now, Picoseconds sent,
               std::size_t router) { c.dispatch(request, instance, now, sent, router); },

@@ -186,8 +186,8 @@ void bind_view(nb::module_& m) {
       .def_prop_ro("decode_tokens_left", &InstanceView::decode_tokens_left,
                    "Output tokens expected of every resident request, by own predictions, else by mean_output.")
       .def_prop_ro("kv_usage", &InstanceView::kv_usage, "Share of the KV blocks in use at the snapshot.")
-      .def_prop_ro("boundary", [](const InstanceView& v) { return v.snapshot().boundary; })
-      .def_prop_ro("num_free_blocks", [](const InstanceView& v) { return v.snapshot().num_free_blocks; });
+      .def_prop_ro("boundary", [](InstanceView& v) { return v.snapshot().boundary; })
+      .def_prop_ro("num_free_blocks", [](InstanceView& v) { return v.snapshot().num_free_blocks; });
 
   m.def(
       "estimate_first_token",

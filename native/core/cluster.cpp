@@ -10,15 +10,7 @@ namespace {
 
 constexpr int kOwnTokensBit = 36;  // token ids of shared prefixes stay below 2**36, a request's own are above
 constexpr Picoseconds kUnknown = -1;
-constexpr std::uint64_t kNeverShown = std::numeric_limits<std::uint64_t>::max();
-
-// Until when the step in flight is believed to run; kNever without one.
-Picoseconds believed_end(const Snapshot& snapshot, const StepTimeModel& model, bool async) {
-  if (snapshot.in_flight.empty()) return kNever;
-  const Snapshot::BatchInFlight& batch = snapshot.in_flight.front();
-  if (batch.features.num_tokens == 0) return batch.start;
-  return batch.start + model.period(model.device_time(batch.features), async);
-}
+constexpr std::uint64_t kNotTaken = std::numeric_limits<std::uint64_t>::max();
 
 Cluster::RowStatus status_of(EventKind kind) {
   if (kind == EventKind::finished) return Cluster::RowStatus::finished;
@@ -54,28 +46,27 @@ Cluster::Cluster(const Requests& requests, bool in_order, Watch watch)
   if (!in_order) place_of_.assign(n, -1);
 }
 
+Cluster::~Cluster() {
+  for (std::size_t j = 0; j < engines_.size(); ++j) finish_looks(j);
+}
+
 void Cluster::add_instance(std::unique_ptr<EnginePort> engine, const Place& place) {
   if (place.group >= requests_.num_groups) throw std::invalid_argument("an instance names a group that is not there");
   next_change_.push_back(engine->next_change());
   changes_.push_back(engine->num_changes());
   next_end_.push_back(kUnknown);
+  has_looks_.push_back(0);
   newest_.emplace_back();
-  newest_changes_.push_back(kNeverShown);
+  newest_changes_.push_back(kNotTaken);
   engines_.push_back(std::move(engine));
   places_.push_back(place);
 }
 
-std::size_t Cluster::add_router(std::vector<InstanceView*> views, std::vector<StepTimeModel> believed) {
+std::size_t Cluster::add_router(std::vector<InstanceView*> views) {
   const std::size_t count = engines_.size();
-  if (views.size() != count || believed.size() != count) {
-    throw std::invalid_argument("a router needs one view and one step-time model per instance");
-  }
+  if (views.size() != count) throw std::invalid_argument("a router needs one view per instance");
   Seen seen;
   seen.views = std::move(views);
-  seen.believed = std::move(believed);
-  seen.changes.assign(count, kNeverShown);
-  seen.step_end.assign(count, kNever);
-  seen.snapshots.resize(count);
   routers_.push_back(std::move(seen));
   return routers_.size() - 1;
 }
@@ -97,10 +88,12 @@ void Cluster::advance_one(std::size_t instance, Picoseconds t) {
   if (next_end_[instance] <= t) next_end_[instance] = kUnknown;  // else nothing has come that could move it
 }
 
-void Cluster::advance(Picoseconds t) {
+void Cluster::advance_all(Picoseconds t, std::size_t refreshed) {
   now_ = std::max(now_, t);
   for (std::size_t j = 0; j < engines_.size(); ++j) {
-    if (next_change_[j] <= t) advance_one(j, t);
+    if (next_change_[j] > t) continue;
+    finish_looks(j, refreshed);
+    advance_one(j, t);
   }
 }
 
@@ -116,23 +109,51 @@ Picoseconds Cluster::next_end() {
 // ---- what routers see
 
 void Cluster::refresh(std::size_t router, Picoseconds t) {
-  advance(t);
   Seen& seen = routers_.at(router);
+  advance_all(t, router);
   for (std::size_t j = 0; j < engines_.size(); ++j) {
+    InstanceView& view = *seen.views[j];
     // A step that runs longer than believed ends later with every look at it.
-    if (seen.changes[j] == changes_[j] && t <= seen.step_end[j]) continue;
-    if (newest_changes_[j] != changes_[j]) {
-      newest_[j] = std::make_shared<Snapshot>(engines_[j]->snapshot());
-      newest_changes_[j] = changes_[j];
-    } else if (newest_[j]->taken_at != t) {  // a view compares what it has with what it gets
-      newest_[j] = std::make_shared<Snapshot>(*newest_[j]);
+    if (view.shows(changes_[j], t)) continue;
+    const auto free = engines_[j]->device_free(view.believed(), places_[j].async);
+    if (!free) {
+      view.refresh(take(j, t), changes_[j]);
+      continue;
     }
-    newest_[j]->taken_at = t;
-    seen.views[j]->refresh(newest_[j]);
-    seen.snapshots[j] = newest_[j];
-    seen.changes[j] = changes_[j];
-    seen.step_end[j] = std::max(t, believed_end(*newest_[j], seen.believed[j], places_[j].async));
+    view.refresh_later(*this, j, changes_[j], t, *free);
+    has_looks_[j] = 1;
   }
+}
+
+std::shared_ptr<const Snapshot> Cluster::take(std::size_t instance, Picoseconds taken_at) {
+  std::shared_ptr<Snapshot>& newest = newest_[instance];
+  const bool same = newest_changes_[instance] == changes_[instance];
+  if (same && newest->taken_at == taken_at) return newest;
+  if (same) {  // a view compares what it has with what it gets
+    newest = std::make_shared<Snapshot>(*newest);
+  } else {
+    if (!newest || newest.use_count() > 1) newest = std::make_shared<Snapshot>();
+    engines_[instance]->snapshot_into(*newest);
+    newest_changes_[instance] = changes_[instance];
+  }
+  newest->taken_at = taken_at;
+  return newest;
+}
+
+void Cluster::finish_looks(std::size_t instance, std::size_t but) {
+  if (has_looks_[instance] == 0) return;
+  has_looks_[instance] = 0;
+  const InstanceView* none = but == kNobody ? nullptr : routers_[but].views[instance];
+  for (const Seen& seen : routers_) {
+    if (seen.views[instance] != none) seen.views[instance]->look();
+  }
+}
+
+std::vector<std::shared_ptr<const Snapshot>> Cluster::shown(std::size_t router) {
+  const Seen& seen = routers_.at(router);
+  std::vector<std::shared_ptr<const Snapshot>> snapshots;
+  for (InstanceView* view : seen.views) snapshots.push_back(view->shared_snapshot());
+  return snapshots;
 }
 
 std::vector<std::shared_ptr<const Snapshot>> Cluster::capture(Picoseconds t) {
@@ -151,8 +172,6 @@ void Cluster::show(std::size_t router, const std::vector<std::shared_ptr<const S
   Seen& seen = routers_.at(router);
   if (snapshots.size() != seen.views.size()) throw std::invalid_argument("one snapshot per instance is needed");
   for (std::size_t j = 0; j < snapshots.size(); ++j) seen.views[j]->refresh(snapshots[j]);
-  seen.snapshots = snapshots;
-  seen.changes.assign(snapshots.size(), kNeverShown);
 }
 
 // ---- requests
@@ -182,6 +201,7 @@ void Cluster::dispatch(std::int64_t request, std::size_t instance, Picoseconds n
                        std::size_t router) {
   if (instance >= engines_.size()) throw std::invalid_argument("there is no such instance");
   const auto i = static_cast<std::size_t>(request);
+  finish_looks(instance);
   engines_[instance]->advance_to(now);
   new_row(request, now).instance = static_cast<std::int32_t>(instance);
   ++num_open_;

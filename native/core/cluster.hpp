@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,12 +30,17 @@ class EnginePort {
   // Move what happened since the last call to the end of `events`.
   virtual void take_events(std::vector<Event>& events) = 0;
   virtual Snapshot snapshot() const = 0;
+  virtual void snapshot_into(Snapshot& snapshot) const { snapshot = this->snapshot(); }
   virtual Load load() const = 0;
   virtual Picoseconds next_end() const = 0;
   // Advancing to an earlier instant changes nothing.
   virtual Picoseconds next_change() const = 0;
   // Equal numbers mean that a snapshot would differ in nothing but the instant at which it is taken.
   virtual std::uint64_t num_changes() const = 0;
+  // What a snapshot would say; none if only a snapshot can tell.
+  virtual std::optional<Picoseconds> device_free(const StepTimeModel& /*believed*/, bool /*async*/) const {
+    return std::nullopt;
+  }
 };
 
 class NativePort final : public EnginePort {
@@ -45,16 +51,20 @@ class NativePort final : public EnginePort {
   void advance_to(Picoseconds t) override { engine_.advance_to(t); }
   void take_events(std::vector<Event>& events) override;
   Snapshot snapshot() const override { return Snapshot::capture(engine_); }
+  void snapshot_into(Snapshot& snapshot) const override { Snapshot::capture(engine_, snapshot); }
   Load load() const override;
   Picoseconds next_end() const override { return engine_.next_end(); }
   Picoseconds next_change() const override { return engine_.next_change(); }
   std::uint64_t num_changes() const override { return engine_.num_changes(); }
+  std::optional<Picoseconds> device_free(const StepTimeModel& believed, bool async) const override {
+    return Snapshot::device_free(engine_, believed, async);
+  }
 
  private:
   Engine& engine_;
 };
 
-class Cluster {
+class Cluster : SnapshotSource {
  public:
   // The requests of a run as columns that outlive the cluster; n requests, `num_groups` values of each where they
   // differ between instances. Empty prefix_offsets: nothing is shared.
@@ -107,24 +117,24 @@ class Cluster {
   Cluster(const Requests& requests, bool in_order, Watch watch);
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
+  ~Cluster();  // engines and views outlive it
 
   void add_instance(std::unique_ptr<EnginePort> engine, const Place& place);
-  // Returns the router's number. `believed` (j,): the step times that its views believe.
-  std::size_t add_router(std::vector<InstanceView*> views, std::vector<StepTimeModel> believed);
+  // Returns the router's number.
+  std::size_t add_router(std::vector<InstanceView*> views);
 
   std::size_t num_instances() const { return engines_.size(); }
 
   // Every instance processes what ends at or before t.
-  void advance(Picoseconds t);
-  // Show a router the newest boundary of every instance at t; instances without a new one cost nothing.
+  void advance(Picoseconds t) { advance_all(t, kNobody); }
+  // Show a router the newest boundary of every instance at t; instances without a new one cost nothing, and a snapshot
+  // is taken when the router asks about the instance.
   void refresh(std::size_t router, Picoseconds t);
   // The newest boundary of every instance at t, to be shown later.
   std::vector<std::shared_ptr<const Snapshot>> capture(Picoseconds t);
   void show(std::size_t router, const std::vector<std::shared_ptr<const Snapshot>>& snapshots);
   // What a router has been shown last.
-  const std::vector<std::shared_ptr<const Snapshot>>& shown(std::size_t router) const {
-    return routers_.at(router).snapshots;
-  }
+  std::vector<std::shared_ptr<const Snapshot>> shown(std::size_t router);
 
   // A request arrives at the router at `now` and leaves it for an instance at `sent`. `router`: whose view notes it;
   // kNobody: none.
@@ -151,10 +161,6 @@ class Cluster {
  private:
   struct Seen {
     std::vector<InstanceView*> views;
-    std::vector<StepTimeModel> believed;
-    std::vector<std::uint64_t> changes;   // (j,) of the engine when it was shown
-    std::vector<Picoseconds> step_end;    // (j,) until when the step in flight is believed to run
-    std::vector<std::shared_ptr<const Snapshot>> snapshots;
   };
 
   std::int64_t value(std::span<const std::int64_t> column, std::int64_t request, std::size_t instance) const {
@@ -162,6 +168,10 @@ class Cluster {
   }
   Picoseconds engine_arrival(std::size_t instance, Picoseconds sent, std::int64_t prompt_tokens) const;
   std::vector<TokenRun> prompt_runs(std::int64_t request, std::int64_t prompt_tokens) const;
+  std::shared_ptr<const Snapshot> take(std::size_t instance, Picoseconds taken_at) override;
+  // Views that wait for a snapshot of an instance get it, but for those of `but`.
+  void finish_looks(std::size_t instance, std::size_t but = kNobody);
+  void advance_all(Picoseconds t, std::size_t refreshed);
   void advance_one(std::size_t instance, Picoseconds t);
   void settle(std::size_t instance);  // after an engine was touched: take its events, note when it changes next
   void record(std::size_t instance, const Event& event);
@@ -176,6 +186,7 @@ class Cluster {
   std::vector<Place> places_;
   std::vector<Picoseconds> next_change_, next_end_;  // (j,); next_end: -1 where it must be asked for
   std::vector<std::uint64_t> changes_;
+  std::vector<std::uint8_t> has_looks_;            // (j,) some view may wait for a snapshot
   std::vector<std::shared_ptr<Snapshot>> newest_;  // (j,) captured at changes newest_changes_
   std::vector<std::uint64_t> newest_changes_;
   std::vector<Seen> routers_;

@@ -15,6 +15,12 @@ std::int32_t decodes_in_flight(const RequestState& r) {
   return r.num_sampled_tokens - r.num_output_tokens - (join >= 0 ? 1 : 0);
 }
 
+Picoseconds free_after(const StepFeatures& batch, Picoseconds start, Picoseconds free, const StepTimeModel& believed,
+                       bool async) {
+  if (batch.num_tokens == 0) return free;
+  return std::max(free, start + believed.period(believed.device_time(batch), async));
+}
+
 void expect(RequestState& r, const ExpectedEnd& end) {
   constexpr std::int64_t kLargest = std::numeric_limits<std::int32_t>::max();
   const auto output = narrow(std::clamp<std::int64_t>(end.output_tokens, r.num_output_tokens + 1, kLargest));
@@ -28,8 +34,14 @@ void expect(RequestState& r, const ExpectedEnd& end) {
 }  // namespace
 
 Snapshot Snapshot::capture(const Engine& engine) {
-  const Scheduler& s = engine.scheduler_;
   Snapshot shot;
+  capture(engine, shot);
+  return shot;
+}
+
+void Snapshot::capture(const Engine& engine, Snapshot& shot) {
+  const Scheduler& s = engine.scheduler_;
+  shot.version = kVersion;
   shot.taken_at = engine.now_;
   shot.boundary = engine.clock_;
   shot.intake = engine.intake_;
@@ -42,9 +54,12 @@ Snapshot Snapshot::capture(const Engine& engine) {
   shot.num_running = s.num_running_;
 
   const std::size_t resident = static_cast<std::size_t>(s.num_running_) + s.waiting_.size();
+  shot.requests.clear();
+  shot.details.clear();
   shot.requests.reserve(resident);
   shot.details.reserve(resident);
-  std::vector<std::int32_t> index_of_slot(s.slots_.size(), -1);
+  static thread_local std::vector<std::int32_t> index_of_slot;  // scratch
+  index_of_slot.assign(s.slots_.size(), -1);
   // Those with a decode in flight from before they joined, and how many decodes they have had since.
   std::vector<std::pair<std::int32_t, std::int32_t>> joined_again;
   const auto publish = [&](std::int32_t slot) {
@@ -67,9 +82,11 @@ Snapshot Snapshot::capture(const Engine& engine) {
   for (std::int32_t slot = s.first_running_; slot >= 0; slot = s.request(slot).next_running) publish(slot);
   for (const std::int32_t slot : s.waiting_) publish(slot);
 
+  shot.in_flight.resize(engine.num_flights_);
   for (std::size_t i = 0; i < engine.num_flights_; ++i) {
     const Engine::InFlight& flight = engine.flight(i);
-    BatchInFlight& batch = shot.in_flight.emplace_back();
+    BatchInFlight& batch = shot.in_flight[i];
+    batch.entries.clear();
     batch.start = flight.start;
     batch.features = flight.batch.features;
     batch.num_lockstep = flight.batch.num_lockstep;
@@ -88,7 +105,23 @@ Snapshot Snapshot::capture(const Engine& engine) {
     }
   }
   if (!s.lockstep_ || !joined_again.empty()) shot.fold_decodes();
-  return shot;
+}
+
+Picoseconds Snapshot::device_free(const StepTimeModel& believed, bool async) const {
+  Picoseconds free = boundary;
+  for (const BatchInFlight& batch : in_flight) {
+    free = free_after(batch.features, &batch == &in_flight.front() ? batch.start : free, free, believed, async);
+  }
+  return free;
+}
+
+Picoseconds Snapshot::device_free(const Engine& engine, const StepTimeModel& believed, bool async) {
+  Picoseconds free = engine.clock_;
+  for (std::size_t i = 0; i < engine.num_flights_; ++i) {
+    const Engine::InFlight& flight = engine.flight(i);
+    free = free_after(flight.batch.features, i == 0 ? flight.start : free, free, believed, async);
+  }
+  return free;
 }
 
 // What the batches in flight hold of one request.

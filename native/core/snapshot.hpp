@@ -54,6 +54,13 @@ struct Snapshot {
   std::vector<BatchInFlight> in_flight;
 
   static Snapshot capture(const Engine& engine);
+  // The same into a snapshot nobody needs any more, whose memory is used again.
+  static void capture(const Engine& engine, Snapshot& shot);
+
+  // When the device can take another batch by the believed step times, no result later than expected.
+  Picoseconds device_free(const StepTimeModel& believed, bool async) const;
+  // What a snapshot taken now would say.
+  static Picoseconds device_free(const Engine& engine, const StepTimeModel& believed, bool async);
 
   // Put in lockstep whatever can be, so that restoring is cheap; the meaning stays.
   void fold_decodes();

@@ -59,68 +59,104 @@ InstanceView::InstanceView(SchedulerConfig config, const StepTimeModel& believed
       least_(believed, config),
       engine_(config_, believed) {
   snapshot_ = std::make_shared<const Snapshot>(Snapshot::capture(engine_));
-  look();
+  set_bound(snapshot_->device_free(believed, config_.async_scheduling));
 }
 
 void InstanceView::unwatch(const ViewWatcher* watcher) {
   std::erase_if(watchers_, [&](const Watch& w) { return w.watcher == watcher; });
 }
 
-std::int64_t InstanceView::num_waiting() const {
+std::int64_t InstanceView::num_waiting() {
+  look();
   const auto resident = static_cast<std::int64_t>(snapshot_->requests.size());
   return resident - snapshot_->num_running + (overlay_ ? num_dispatched_since() : 0);
 }
 
-void InstanceView::refresh(std::shared_ptr<const Snapshot> snapshot) {
-  ready_ = ready_ && same_state(*snapshot_, *snapshot, engine_.step_time(), config_.async_scheduling);
+void InstanceView::refresh(std::shared_ptr<const Snapshot> snapshot, std::uint64_t change) {
+  source_ = nullptr;
+  change_ = change;
+  const bool async = config_.async_scheduling;
+  ready_ = ready_ && same_state(*snapshot_, *snapshot, engine_.step_time(), async);
   snapshot_ = std::move(snapshot);
-  if (!ready_) {
-    num_built_ = 0;
-    look();
-    tell();
-  }
+  match_requests();
+  if (ready_) return;
+  num_built_ = 0;
+  set_bound(snapshot_->device_free(engine_.step_time(), async));
+  tell();
+}
+
+void InstanceView::refresh_later(SnapshotSource& source, std::size_t instance, std::uint64_t change,
+                                 Picoseconds taken_at, Picoseconds device_free) {
+  change_ = change;
+  believed_until_ = -1;
+  source_ = &source;
+  source_instance_ = instance;
+  source_taken_at_ = taken_at;
+  ready_ = false;
+  num_built_ = 0;
+  set_bound(device_free);
+  tell();
+}
+
+void InstanceView::fetch() {
+  snapshot_ = nullptr;  // its memory may be used again
+  snapshot_ = source_->take(source_instance_, source_taken_at_);
+  source_ = nullptr;
+  match_requests();
+}
+
+// Sort the own requests by whether the snapshot knows them, forget those that have ended, and put the expected ends
+// beside the snapshot's requests. Nearly all of both come by ascending id.
+void InstanceView::match_requests() {
+  const auto by_id = [](const Own& a, const Own& b) { return a.id < b.id; };
   const auto arrived = [&](const Dispatch& d) { return d.at <= snapshot_->intake; };
   for (const Dispatch& d : unseen_) {
-    if (arrived(d)) seen_.push_back(d);
+    if (arrived(d)) seen_.push_back({d.id, end_of(d)});
   }
   std::erase_if(unseen_, arrived);
-  // Forget what has ended: keep only ids that the snapshot still holds.
-  std::vector<std::int64_t> resident;
-  resident.reserve(snapshot_->requests.size());
-  for (const RequestState& r : snapshot_->requests) resident.push_back(r.id);
-  std::sort(resident.begin(), resident.end());
-  std::erase_if(seen_, [&](const Dispatch& d) {
-    return !std::binary_search(resident.begin(), resident.end(), d.id);
-  });
-  std::sort(seen_.begin(), seen_.end(), [](const Dispatch& a, const Dispatch& b) { return a.id < b.id; });
+  if (!std::is_sorted(seen_.begin(), seen_.end(), by_id)) std::sort(seen_.begin(), seen_.end(), by_id);
+  believed_until_ = believed_until();
+  ends_.clear();
+  still_seen_.clear();
+  auto next = seen_.begin();
+  bool ascending = true;
+  for (const RequestState& r : snapshot_->requests) {
+    if (next == seen_.end() || next->id != r.id) next = std::lower_bound(seen_.begin(), seen_.end(), Own{r.id, {}}, by_id);
+    if (next == seen_.end() || next->id != r.id) {
+      ends_.push_back({mean_output_, false});
+      continue;
+    }
+    ascending = ascending && (still_seen_.empty() || still_seen_.back().id < r.id);
+    ends_.push_back(next->end);
+    still_seen_.push_back(*next++);
+  }
+  if (!ascending) std::sort(still_seen_.begin(), still_seen_.end(), by_id);
+  seen_.swap(still_seen_);
 }
 
 // The device is busy with the batches in flight before it can take another.
-void InstanceView::look() {
+void InstanceView::set_bound(Picoseconds device_free) {
   outlook_ = {};
   if (!least_.known) return;
+  outlook_.at_least = outlook_.at_least_later = device_free + least_.batch;
+}
+
+// The step in flight may run so long, or has already run longer.
+Picoseconds InstanceView::believed_until() const {
+  if (snapshot_->in_flight.empty()) return kNever;
+  const Snapshot::BatchInFlight& batch = snapshot_->in_flight.front();
   const StepTimeModel& model = engine_.step_time();
-  Picoseconds free = snapshot_->boundary;
-  for (const Snapshot::BatchInFlight& batch : snapshot_->in_flight) {
-    if (batch.features.num_tokens == 0) continue;
-    const Picoseconds start = &batch == &snapshot_->in_flight.front() ? batch.start : free;
-    free = std::max(free, start + model.period(model.device_time(batch.features), config_.async_scheduling));
-  }
-  outlook_.at_least = outlook_.at_least_later = free + least_.batch;
+  const Picoseconds time =
+      batch.features.num_tokens == 0 ? 0 : model.period(model.device_time(batch.features), config_.async_scheduling);
+  return std::max(snapshot_->taken_at, batch.start + time);
 }
 
 void InstanceView::record_dispatch(const Dispatch& dispatch) {
+  look();
   unseen_.push_back(dispatch);
   if (!ready_ || !overlay_) return;
   ready_ = dispatch.prompt_tokens > 0 && dispatch.predicted_output > 0 && frontier_->add(submission_of(dispatch));
   tell();
-}
-
-ExpectedEnd InstanceView::expected_end(std::int64_t id) const {
-  const auto it = std::lower_bound(seen_.begin(), seen_.end(), id,
-                                   [](const Dispatch& d, std::int64_t wanted) { return d.id < wanted; });
-  if (it == seen_.end() || it->id != id) return {mean_output_, false};
-  return end_of(*it);
 }
 
 // As the engine takes it: an explicit max_tokens is where a request without an EOS ends.
@@ -128,7 +164,8 @@ ExpectedEnd InstanceView::end_of(const Dispatch& d) {
   return {d.ends_by_length && d.max_tokens > 0 ? d.max_tokens : d.predicted_output, d.ends_by_length};
 }
 
-std::int64_t InstanceView::prefill_tokens_left() const {
+std::int64_t InstanceView::prefill_tokens_left() {
+  look();
   std::int64_t left = 0;
   for (const RequestState& r : snapshot_->requests) left += prefill_left(r);
   if (overlay_) {
@@ -137,14 +174,16 @@ std::int64_t InstanceView::prefill_tokens_left() const {
   return left;
 }
 
-std::int64_t InstanceView::decode_tokens_left() const {
+std::int64_t InstanceView::decode_tokens_left() {
+  look();
   std::int64_t left = 0;
   const auto add = [&](std::int64_t expected, std::int64_t limit, std::int64_t delivered) {
     const std::int64_t last = std::max(expected, delivered + 1);
     left += std::max<std::int64_t>((limit > 0 ? std::min(last, limit) : last) - delivered, 0);
   };
-  for (const RequestState& r : snapshot_->requests) {
-    add(expected_end(r.id).output_tokens, r.max_tokens, r.num_output_tokens);
+  for (std::size_t i = 0; i < ends_.size(); ++i) {
+    const RequestState& r = snapshot_->requests[i];
+    add(ends_[i].output_tokens, r.max_tokens, r.num_output_tokens);
   }
   if (overlay_) {
     for (const Dispatch& d : unseen_) add(end_of(d).output_tokens, d.max_tokens, 0);
@@ -152,14 +191,14 @@ std::int64_t InstanceView::decode_tokens_left() const {
   return left;
 }
 
-double InstanceView::kv_usage() const {
+double InstanceView::kv_usage() {
+  look();
   const auto usable = static_cast<double>(engine_.scheduler().config().num_usable_blocks());
   return 1.0 - static_cast<double>(snapshot_->num_free_blocks) / usable;
 }
 
 void InstanceView::restore(Engine& engine) {
-  ends_.clear();
-  for (const RequestState& r : snapshot_->requests) ends_.push_back(expected_end(r.id));
+  look();
   snapshot_->restore(engine, ends_);
   if (overlay_) {
     for (const Dispatch& d : unseen_) engine.submit(submission_of(d));
@@ -175,6 +214,7 @@ void InstanceView::build_frontier() {
 }
 
 Picoseconds InstanceView::estimate_slowly(const Dispatch& candidate) {
+  look();
   const bool late = candidate.at <= snapshot_->intake || candidate.prompt_tokens < 1 || candidate.predicted_output < 1;
   if (late || !engine_.stops_in_passes()) return simulate_first_token(candidate);
   if (engine_.refuses(candidate.prompt_tokens, candidate.max_tokens)) return kNever;

@@ -32,6 +32,16 @@ class ViewWatcher {
   ~ViewWatcher() = default;
 };
 
+// Takes a snapshot when a view is first asked about it.
+class SnapshotSource {
+ public:
+  // Of an instance as it is now; nothing has ended up to `taken_at`.
+  virtual std::shared_ptr<const Snapshot> take(std::size_t instance, Picoseconds taken_at) = 0;
+
+ protected:
+  ~SnapshotSource() = default;
+};
+
 class InstanceView {
  public:
   // `mean_output` stands in for requests sent by others. Without `overlay` the router forgets what it sent after
@@ -41,23 +51,41 @@ class InstanceView {
   InstanceView(const InstanceView&) = delete;  // watchers know its address
   InstanceView& operator=(const InstanceView&) = delete;
 
-  void refresh(std::shared_ptr<const Snapshot> snapshot);
+  // `change` numbers the states of the instance where somebody counts them.
+  static constexpr std::uint64_t kNotCounted = ~std::uint64_t{0};
+  void refresh(std::shared_ptr<const Snapshot> snapshot, std::uint64_t change = kNotCounted);
+  // The same with the snapshot that the source would take now, which it is asked for when it matters. `device_free`:
+  // what that one says. Before the instance changes or the source goes away, look() is due.
+  void refresh_later(SnapshotSource& source, std::size_t instance, std::uint64_t change, Picoseconds taken_at,
+                     Picoseconds device_free);
+  // Whether a snapshot of the state with this number, taken at t, would tell nothing new.
+  bool shows(std::uint64_t change, Picoseconds t) const { return change == change_ && t <= believed_until_; }
+  void look() {
+    if (source_ != nullptr) fetch();
+  }
   void record_dispatch(const Dispatch& dispatch);
 
   // Counts of requests, own unseen dispatches included among the waiting.
-  std::int64_t num_running() const { return snapshot_->num_running; }
-  std::int64_t num_waiting() const;
-  std::int64_t num_resident() const { return num_running() + num_waiting(); }
-  std::int64_t num_dispatched_since() const { return static_cast<std::int64_t>(unseen_.size()); }
-  const Snapshot& snapshot() const { return *snapshot_; }
+  std::int64_t num_running() { return snapshot().num_running; }
+  std::int64_t num_waiting();
+  std::int64_t num_resident() { return num_running() + num_waiting(); }
+  std::int64_t num_dispatched_since() {
+    look();
+    return static_cast<std::int64_t>(unseen_.size());
+  }
+  const Snapshot& snapshot() { return *shared_snapshot(); }
+  const std::shared_ptr<const Snapshot>& shared_snapshot() {
+    look();
+    return snapshot_;
+  }
 
   // Tokens still to be computed before every resident request decodes: what is left of the prompts, recomputation
   // after a preemption included. Prefix hits are known only of admitted requests. A step that runs counts as undone.
-  std::int64_t prefill_tokens_left() const;
+  std::int64_t prefill_tokens_left();
   // Output tokens still expected of every resident request, by own predictions, else by `mean_output`.
-  std::int64_t decode_tokens_left() const;
+  std::int64_t decode_tokens_left();
   // Share of the KV blocks in use at the snapshot.
-  double kv_usage() const;
+  double kv_usage();
 
   // When the first token of the candidate would be processed; kNever if the instance cannot serve it. From the
   // frontier where that is exact, which is built when first asked for. Throws std::invalid_argument for a time before
@@ -92,15 +120,22 @@ class InstanceView {
     std::int32_t index = -1;
   };
 
+  struct Own {  // a request of this router
+    std::int64_t id = -1;
+    ExpectedEnd end;
+  };
+
   Picoseconds estimate_slowly(const Dispatch& candidate);
+  void fetch();
+  void match_requests();
+  void set_bound(Picoseconds device_free);
+  Picoseconds believed_until() const;
   void restore(Engine& engine);
   Picoseconds simulate_on(Engine& engine, const Dispatch& candidate);
   void build_frontier();
-  void look();
   void tell() const {
     for (const Watch& w : watchers_) w.watcher->changed(w.index);
   }
-  ExpectedEnd expected_end(std::int64_t id) const;
   static ExpectedEnd end_of(const Dispatch& dispatch);
 
   SchedulerConfig config_;
@@ -108,10 +143,16 @@ class InstanceView {
   bool overlay_;
   LeastTime least_;
   std::shared_ptr<const Snapshot> snapshot_;
-  std::vector<Dispatch> seen_;    // own and resident in the snapshot, by id
+  std::uint64_t change_ = kNotCounted;
+  Picoseconds believed_until_ = -1;   // nothing that is seen up to here contradicts the snapshot
+  SnapshotSource* source_ = nullptr;  // of a newer snapshot: not null until that is asked for
+  std::size_t source_instance_ = 0;
+  Picoseconds source_taken_at_ = 0;
+  std::vector<Own> seen_;         // own and resident in the snapshot, by id
   std::vector<Dispatch> unseen_;  // own and not yet in any snapshot, in order of dispatch
   Engine engine_;                 // scratch
-  std::vector<ExpectedEnd> ends_;  // scratch
+  std::vector<ExpectedEnd> ends_;  // of the snapshot's requests
+  std::vector<Own> still_seen_;    // scratch
   std::unique_ptr<Frontier> frontier_;
   bool ready_ = false;             // the frontier stands for the snapshot and the unseen dispatches
   std::int64_t num_built_ = 0;     // frontiers built since the last refresh

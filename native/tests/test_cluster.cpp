@@ -83,7 +83,7 @@ struct Setup {
       seen.push_back(views.back().get());
       cluster.add_instance(std::make_unique<NativePort>(*engines.back()), {j % 2, 0.001, 1e-5, 3 * kMs, false, async});
     }
-    cluster.add_router(seen, std::vector<StepTimeModel>(kInstances, u_step()));
+    cluster.add_router(seen);
   }
 };
 

@@ -27,7 +27,6 @@ class Replica:
         router: who decides.
         shadow: who is asked beside it.
         view: what it sees; one object for the whole run.
-        believed: step times that it believes, per instance.
         looks: whether anything depends on the view: decisions, or what is expected beside them.
         decides_by_view: whether decisions do.
         listens: whether it wants to be told what happens to its requests.
@@ -40,7 +39,6 @@ class Replica:
     router: Router
     shadow: Shadow
     view: ClusterView
-    believed: list[_native.StepTimeModel]
     looks: bool
     decides_by_view: bool
     listens: bool = False
@@ -50,7 +48,7 @@ class Replica:
 
     def join(self, cluster: _native.Cluster) -> None:
         """Let the cluster show it snapshots."""
-        self.native = cluster.add_router(self.view.views, self.believed)
+        self.native = cluster.add_router(self.view.views)
         self.notes = self.native if self.looks else _native.NOBODY
 
 
@@ -100,5 +98,5 @@ def build_replicas(world: World, scenario: Scenario, policy: str, *, oracle: boo
             [] if oracle else [name for name in scenario.output.estimators if name != policy], settings
         )
         looks = router.needs_view or shadow.needs_view
-        replicas.append(Replica(number, router, shadow, view, believed, looks, router.needs_view))
+        replicas.append(Replica(number, router, shadow, view, looks, router.needs_view))
     return replicas
