@@ -601,7 +601,9 @@ class Cluster:
     def show(self, router: int, snapshots: Captured) -> None: ...
 
     def shown(self, router: int) -> list[Snapshot]:
-        """Copies of what a router has been shown last; for tests."""
+        """
+        Copies of what a router has been shown last, None where nothing; for tests.
+        """
 
     def dispatch(self, request: int, instance: int, now: int, sent: int, router: int) -> None:
         """

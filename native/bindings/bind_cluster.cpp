@@ -210,10 +210,10 @@ void bind_cluster(nb::module_& m) {
       .def("shown",
            [](BoundCluster& c, std::size_t router) {
              std::vector<std::shared_ptr<Snapshot>> copies;
-             for (const auto& s : c.shown(router)) copies.push_back(std::make_shared<Snapshot>(*s));
+             for (const auto& s : c.shown(router)) copies.push_back(s ? std::make_shared<Snapshot>(*s) : nullptr);
              return copies;
            },
-           nb::arg("router"), "Copies of what a router has been shown last; for tests.")
+           nb::arg("router"), "Copies of what a router has been shown last, None where nothing; for tests.")
       .def("dispatch",
            [](BoundCluster& c, std::int64_t request, std::size_t instance, Picoseconds now, Picoseconds sent,
               std::size_t router) { c.dispatch(request, instance, now, sent, router); },

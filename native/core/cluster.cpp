@@ -152,7 +152,7 @@ void Cluster::finish_looks(std::size_t instance, std::size_t but) {
 std::vector<std::shared_ptr<const Snapshot>> Cluster::shown(std::size_t router) {
   const Seen& seen = routers_.at(router);
   std::vector<std::shared_ptr<const Snapshot>> snapshots;
-  for (InstanceView* view : seen.views) snapshots.push_back(view->shared_snapshot());
+  for (InstanceView* view : seen.views) snapshots.push_back(view->shown());
   return snapshots;
 }
 

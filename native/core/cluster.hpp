@@ -133,7 +133,7 @@ class Cluster : SnapshotSource {
   // The newest boundary of every instance at t, to be shown later.
   std::vector<std::shared_ptr<const Snapshot>> capture(Picoseconds t);
   void show(std::size_t router, const std::vector<std::shared_ptr<const Snapshot>>& snapshots);
-  // What a router has been shown last.
+  // What a router has been shown last, null where nothing.
   std::vector<std::shared_ptr<const Snapshot>> shown(std::size_t router);
 
   // A request arrives at the router at `now` and leaves it for an instance at `sent`. `router`: whose view notes it;

@@ -60,10 +60,11 @@ void Snapshot::capture(const Engine& engine, Snapshot& shot) {
   shot.details.reserve(resident);
   static thread_local std::vector<std::int32_t> index_of_slot;  // scratch
   index_of_slot.assign(s.slots_.size(), -1);
+  std::int32_t* const index_of = index_of_slot.data();
   // Those with a decode in flight from before they joined, and how many decodes they have had since.
   std::vector<std::pair<std::int32_t, std::int32_t>> joined_again;
   const auto publish = [&](std::int32_t slot) {
-    index_of_slot[static_cast<std::size_t>(slot)] = static_cast<std::int32_t>(shot.requests.size());
+    index_of[slot] = static_cast<std::int32_t>(shot.requests.size());
     RequestState& r = shot.requests.emplace_back(s.request(slot));
     const RequestDetail& d = shot.details.emplace_back(s.detail(slot));
     if (r.lockstep) {
@@ -74,7 +75,7 @@ void Snapshot::capture(const Engine& engine, Snapshot& shot) {
       r.join_pass = static_cast<std::uint32_t>(join);
       const std::int32_t decodes = r.num_sampled_tokens - sampled;
       r.lockstep = join < 0 || decodes_in_flight(r) == decodes;
-      if (!r.lockstep) joined_again.push_back({index_of_slot[static_cast<std::size_t>(slot)], decodes});
+      if (!r.lockstep) joined_again.push_back({index_of[slot], decodes});
     }
     r.max_tokens = d.visible_max_tokens;  // the true end stays hidden
     r.eos_at = 0;
@@ -92,7 +93,7 @@ void Snapshot::capture(const Engine& engine, Snapshot& shot) {
     batch.num_lockstep = flight.batch.num_lockstep;
     for (const BatchEntry& entry : flight.batch.entries) {
       const bool here = s.request(entry.slot).id == entry.id;
-      batch.entries.push_back({here ? index_of_slot[static_cast<std::size_t>(entry.slot)] : -1, entry.num_tokens,
+      batch.entries.push_back({here ? index_of[entry.slot] : -1, entry.num_tokens,
                                entry.sample_index});
     }
   }
@@ -227,22 +228,35 @@ void Snapshot::restore_running(Engine& engine, const std::vector<ExpectedEnd>& e
   Scheduler& s = engine.scheduler_;
   const auto count = static_cast<std::int32_t>(num_running);
   Rejoin rejoin(s);
+  // Plain pointers and sums in registers: this loop is most of what restoring costs.
+  const RequestState* const known = requests.data();
+  const ExpectedEnd* const end = ends.data();
+  RequestState* const states = s.slots_.data();
+  std::int32_t* const by_phase = s.group_.by_phase.data();
+  const bool together = s.lockstep_;
+  const std::size_t others = s.group_.ends.size();
+  s.group_.ends.resize(others + static_cast<std::size_t>(count));
+  Scheduler::End* next_end = s.group_.ends.data() + others;
+  std::int64_t size = 0, sum_context = 0;
   for (std::int32_t slot = 0; slot < count; ++slot) {
-    RequestState& r = s.state(slot);
-    r = requests[static_cast<std::size_t>(slot)];
-    expect(r, ends[static_cast<std::size_t>(slot)]);
+    RequestState& r = states[slot];
+    r = known[slot];
+    expect(r, end[slot]);
     r.prev_running = slot - 1;
     r.next_running = slot + 1;
     if (!r.lockstep) continue;
-    if (s.lockstep_ && rejoin(r)) {
-      s.group_.size += 1;
-      s.group_.sum_context += rejoin.context;
-      s.group_.by_phase[static_cast<std::size_t>(rejoin.block_phase)] += 1;
-      s.group_.ends.push_back(Scheduler::end_at(rejoin.last_pass, slot));
+    if (together && rejoin(r)) {
+      size += 1;
+      sum_context += rejoin.context;
+      by_phase[rejoin.block_phase] += 1;
+      *next_end++ = Scheduler::end_at(rejoin.last_pass, slot);
     } else {
       visit_again(engine, slot);
     }
   }
+  s.group_.size += size;
+  s.group_.sum_context += sum_context;
+  s.group_.ends.resize(static_cast<std::size_t>(next_end - s.group_.ends.data()));
   if (count > 0) s.state(count - 1).next_running = -1;
   if (s.lockstep_) std::make_heap(s.group_.ends.begin(), s.group_.ends.end(), std::greater<>{});
   s.first_running_ = count > 0 ? 0 : -1;

@@ -115,13 +115,16 @@ void InstanceView::match_requests() {
   }
   std::erase_if(unseen_, arrived);
   if (!std::is_sorted(seen_.begin(), seen_.end(), by_id)) std::sort(seen_.begin(), seen_.end(), by_id);
+  was_shown_ = true;
   believed_until_ = believed_until();
   ends_.clear();
   still_seen_.clear();
   auto next = seen_.begin();
   bool ascending = true;
   for (const RequestState& r : snapshot_->requests) {
-    if (next == seen_.end() || next->id != r.id) next = std::lower_bound(seen_.begin(), seen_.end(), Own{r.id, {}}, by_id);
+    if (next == seen_.end() || next->id != r.id) {
+      next = std::lower_bound(seen_.begin(), seen_.end(), Own{r.id, {}}, by_id);
+    }
     if (next == seen_.end() || next->id != r.id) {
       ends_.push_back({mean_output_, false});
       continue;

@@ -73,10 +73,14 @@ class InstanceView {
     look();
     return static_cast<std::int64_t>(unseen_.size());
   }
-  const Snapshot& snapshot() { return *shared_snapshot(); }
-  const std::shared_ptr<const Snapshot>& shared_snapshot() {
+  const Snapshot& snapshot() {
     look();
-    return snapshot_;
+    return *snapshot_;
+  }
+  // The same; null until the view was refreshed.
+  std::shared_ptr<const Snapshot> shown() {
+    look();
+    return was_shown_ ? snapshot_ : nullptr;
   }
 
   // Tokens still to be computed before every resident request decodes: what is left of the prompts, recomputation
@@ -143,6 +147,7 @@ class InstanceView {
   bool overlay_;
   LeastTime least_;
   std::shared_ptr<const Snapshot> snapshot_;
+  bool was_shown_ = false;
   std::uint64_t change_ = kNotCounted;
   Picoseconds believed_until_ = -1;   // nothing that is seen up to here contradicts the snapshot
   SnapshotSource* source_ = nullptr;  // of a newer snapshot: not null until that is asked for

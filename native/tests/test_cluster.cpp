@@ -125,6 +125,47 @@ void every_request_is_accounted_for_once_and_rows_may_leave_early() {
   }
 }
 
+// Though nobody asks the views before the instances have moved on.
+void a_view_shows_its_last_refresh_whenever_it_is_asked() {
+  for (const bool async : {false, true}) {
+    Setup lazy(13, async, true), eager(13, async, true);
+    std::int64_t moved = 0;
+    for (std::size_t i = 0; i < kRequests; ++i) {
+      const Picoseconds now = static_cast<Picoseconds>(i) * 20 * kMs, later = now + 7 * kMs;
+      lazy.cluster.refresh(0, now);
+      eager.cluster.show(0, eager.cluster.capture(now));
+      for (Setup* s : {&lazy, &eager}) {
+        if (i % 3 != 0) s->cluster.advance(later);
+        s->cluster.dispatch(static_cast<std::int64_t>(i), i % kInstances, later, later, i % 2 ? 0 : Cluster::kNobody);
+      }
+      for (std::size_t j = 0; j < kInstances; ++j) {
+        InstanceView &a = *lazy.views[j], &b = *eager.views[j];
+        CHECK(a.num_dispatched_since() == b.num_dispatched_since() && a.num_resident() == b.num_resident());
+        CHECK(a.prefill_tokens_left() == b.prefill_tokens_left() && a.decode_tokens_left() == b.decode_tokens_left());
+        CHECK(a.snapshot().boundary == b.snapshot().boundary && a.snapshot().intake == b.snapshot().intake);
+        const Dispatch query{100000, 20, 12, -1, false, 0, later, later};
+        CHECK(a.estimate_first_token(query) == b.estimate_first_token(query));
+        moved += a.snapshot().boundary < Snapshot::capture(*lazy.engines[j]).boundary;
+      }
+    }
+    CHECK(moved > 50);
+  }
+}
+
+void a_view_that_outlives_its_cluster_shows_the_last_refresh() {
+  const Columns columns(3);
+  Engine engine(plain(true, 40), u_step());
+  InstanceView view(plain(true, 40), u_step(), 12, true);
+  {
+    Cluster cluster(columns.requests(), true, Cluster::Watch::nothing);
+    cluster.add_instance(std::make_unique<NativePort>(engine), {0, 0, 0, 0, false, true});
+    cluster.add_router({&view});
+    for (std::int64_t i = 0; i < 9; ++i) cluster.dispatch(i, 0, i * kMs, i * kMs, 0);
+    cluster.refresh(0, 200 * kMs);
+  }
+  CHECK(view.snapshot().boundary > 0 && view.snapshot().boundary == Snapshot::capture(engine).boundary);
+}
+
 // A view that is refreshed only where something is new estimates as one that gets a new snapshot at every look.
 void a_lazily_fresh_view_is_as_fresh_as_one_with_new_snapshots_at_every_look() {
   for (const bool async : {false, true}) {
@@ -227,6 +268,8 @@ void wrong_calls_are_refused() {
 
 int main() {
   every_request_is_accounted_for_once_and_rows_may_leave_early();
+  a_view_shows_its_last_refresh_whenever_it_is_asked();
+  a_view_that_outlives_its_cluster_shows_the_last_refresh();
   a_lazily_fresh_view_is_as_fresh_as_one_with_new_snapshots_at_every_look();
   somebody_who_waits_is_told_of_every_end_at_the_instant_it_was_promised();
   rows_of_one_instant_leave_together_where_requests_wait_for_others();
