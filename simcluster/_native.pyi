@@ -458,6 +458,23 @@ class InstanceView:
     @property
     def num_free_blocks(self) -> int: ...
 
+def num_waiting(views: list[InstanceView], out: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """Write this number of every view (j,) into an array (j,)."""
+
+def num_running(views: list[InstanceView], out: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """Write this number of every view (j,) into an array (j,)."""
+
+def num_resident(views: list[InstanceView], out: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """Write this number of every view (j,) into an array (j,)."""
+
+def tokens_left(views: list[InstanceView], out: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """Write this number of every view (j,) into an array (j,)."""
+
+def kv_usage(views: list[InstanceView], out: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """
+    Write the share of KV blocks in use of every view (j,) into an array (j,).
+    """
+
 def estimate_first_token(views: Sequence[InstanceView], id: int, prompt_tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], predicted_output: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], at: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], max_tokens: int = -1, ends_by_length: bool = False, priority: int = 0, arrival_time: int = 0) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """
     SFS: when the request's first token would be processed [ps], per view, (n,); NEVER if it cannot be served.
@@ -613,10 +630,14 @@ class Cluster:
     def turn_away(self, request: int, now: int) -> None:
         """A request arrives at `now` [ps] and is sent nowhere."""
 
-    def next_end(self) -> int:
+    def next_end(self, horizon: int) -> int:
         """
-        When to advance to [ps] to be told of the next end of a request if nothing else arrives; NEVER if none.
+        When to call take_ends() [ps] to be told of the next end of a request if nothing happens up to the horizon;
+        beyond the horizon, an instant before which there is none. NEVER if there is none.
         """
+
+    def take_ends(self, t: int) -> list[tuple[int, int, int]]:
+        """Take notices, those of all ends up to t [ps] among them."""
 
     def take_notices(self) -> list[tuple[int, int, int]]:
         """

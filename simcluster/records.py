@@ -39,6 +39,7 @@ __all__ = [
     "read_frame",
     "write_json",
     "write_run",
+    "write_summary",
 ]
 
 _TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
@@ -166,6 +167,33 @@ def write_json(path: Path, content: Any) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_summary(folder: Path, policies: dict[str, dict[str, Any]]) -> None:
+    """Write the summary of a run directory, and remove what an earlier run left of policies that are no longer in it.
+
+    Only folders go away whose policy the earlier summary lists.
+
+    Args:
+        folder: the run directory.
+        policies: metrics by policy.
+    """
+    path = folder / "summary.json"
+    gone = _named(path, "policies") - set(policies)
+    write_json(path, {"policies": policies})
+    if gone:
+        for manifest in sorted(folder.glob("*/manifest.json")):
+            if _named(manifest, "policy") & gone:
+                shutil.rmtree(manifest.parent)
+
+
+def _named(path: Path, key: str) -> set[str]:
+    """Return the policy or policies that a summary or a manifest names; none if it is neither."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))[key]
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+    return {found} if isinstance(found, str) else set(found) if isinstance(found, dict) else set()
 
 
 def read_frame(source: Path | pa.Table, columns: Sequence[str]) -> pl.DataFrame:

@@ -112,8 +112,10 @@ Int64Table table_of(const std::vector<Cluster::Row>& rows) {
   return to_table(std::move(values), 11);
 }
 
-std::vector<std::tuple<std::int64_t, std::int64_t, Picoseconds>> take_notices(Cluster& cluster) {
-  std::vector<std::tuple<std::int64_t, std::int64_t, Picoseconds>> rows;
+using Notices = std::vector<std::tuple<std::int64_t, std::int64_t, Picoseconds>>;
+
+Notices take_notices(Cluster& cluster) {
+  Notices rows;
   rows.reserve(cluster.notices().size());
   for (const Cluster::Notice& n : cluster.notices()) {
     rows.emplace_back(n.request, static_cast<std::int64_t>(n.kind), n.seen);
@@ -221,8 +223,15 @@ void bind_cluster(nb::module_& m) {
            "A request arrives at `now` and leaves for an instance at `sent` [ps]; `router`'s view notes it, or NOBODY's.")
       .def("turn_away", &Cluster::turn_away, nb::arg("request"), nb::arg("now"),
            "A request arrives at `now` [ps] and is sent nowhere.")
-      .def("next_end", &Cluster::next_end,
-           "When to advance to [ps] to be told of the next end of a request if nothing else arrives; NEVER if none.")
+      .def("next_end", &Cluster::next_end, nb::arg("horizon"),
+           "When to call take_ends() [ps] to be told of the next end of a request if nothing happens up to the horizon;\n"
+           "beyond the horizon, an instant before which there is none. NEVER if there is none.")
+      .def("take_ends",
+           [](BoundCluster& c, Picoseconds t) {
+             c.advance_to_ends(t);
+             return take_notices(c);
+           },
+           nb::arg("t"), "Take notices, those of all ends up to t [ps] among them.")
       .def("take_notices", [](BoundCluster& c) { return take_notices(c); },
            "What clients were told since the last call, as watched: (request, kind, seen at [ps]).")
       .def("loads", [](const BoundCluster& c) { return loads_of(c); }, nb::rv_policy::automatic,

@@ -95,6 +95,14 @@ std::shared_ptr<Snapshot> from_state(Picoseconds taken_at, Picoseconds boundary,
   return s;
 }
 
+// One value of every view, written into an array of the caller's, which costs less than a new one.
+template <typename Value, typename Get>
+void write_each(const nb::list& views, nb::ndarray<Value, nb::ndim<1>, nb::c_contig, nb::device::cpu> out, Get get) {
+  if (out.size() != views.size()) throw std::invalid_argument("one value per view is needed");
+  Value* place = out.data();
+  for (const nb::handle view : views) *place++ = get(*nb::cast<InstanceView*>(view));
+}
+
 void bind_snapshot(nb::module_& m) {
   nb::class_<Snapshot>(m, "Snapshot", "What an instance publishes about itself.")
       .def_static("capture", [](const Engine& e) { return std::make_shared<Snapshot>(Snapshot::capture(e)); },
@@ -188,6 +196,23 @@ void bind_view(nb::module_& m) {
       .def_prop_ro("kv_usage", &InstanceView::kv_usage, "Share of the KV blocks in use at the snapshot.")
       .def_prop_ro("boundary", [](InstanceView& v) { return v.snapshot().boundary; })
       .def_prop_ro("num_free_blocks", [](InstanceView& v) { return v.snapshot().num_free_blocks; });
+
+  using Counts = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  using Shares = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  using Views = nb::typed<nb::list, InstanceView>;
+  const auto def_counts = [&](const char* name, auto get) {
+    m.def(name, [get](const Views& views, const Counts& out) { write_each<std::int64_t>(views, out, get); },
+          nb::arg("views"), nb::arg("out"), "Write this number of every view (j,) into an array (j,).");
+  };
+  def_counts("num_waiting", [](InstanceView& v) { return v.num_waiting(); });
+  def_counts("num_running", [](InstanceView& v) { return v.num_running(); });
+  def_counts("num_resident", [](InstanceView& v) { return v.num_resident(); });
+  def_counts("tokens_left", [](InstanceView& v) { return v.prefill_tokens_left() + v.decode_tokens_left(); });
+  m.def("kv_usage",
+        [](const Views& views, const Shares& out) {
+          write_each<double>(views, out, [](InstanceView& v) { return v.kv_usage(); });
+        },
+        nb::arg("views"), nb::arg("out"), "Write the share of KV blocks in use of every view (j,) into an array (j,).");
 
   m.def(
       "estimate_first_token",

@@ -9,7 +9,7 @@ namespace simcluster {
 namespace {
 
 constexpr int kOwnTokensBit = 36;  // token ids of shared prefixes stay below 2**36, a request's own are above
-constexpr Picoseconds kUnknown = -1;
+constexpr int kMostSteps = 8;  // two calls a step
 constexpr std::uint64_t kNotTaken = std::numeric_limits<std::uint64_t>::max();
 
 Cluster::RowStatus status_of(EventKind kind) {
@@ -54,7 +54,8 @@ void Cluster::add_instance(std::unique_ptr<EnginePort> engine, const Place& plac
   if (place.group >= requests_.num_groups) throw std::invalid_argument("an instance names a group that is not there");
   next_change_.push_back(engine->next_change());
   changes_.push_back(engine->num_changes());
-  next_end_.push_back(kUnknown);
+  next_end_.push_back(next_change_.back());
+  knows_end_.push_back(false);
   has_looks_.push_back(0);
   newest_.emplace_back();
   newest_changes_.push_back(kNotTaken);
@@ -73,19 +74,20 @@ std::size_t Cluster::add_router(std::vector<InstanceView*> views) {
 
 // ---- engines
 
-void Cluster::settle(std::size_t instance) {
+void Cluster::settle(std::size_t instance, Picoseconds t) {
   EnginePort& engine = *engines_[instance];
   events_.clear();
   engine.take_events(events_);
   for (const Event& event : events_) record(instance, event);
   next_change_[instance] = engine.next_change();
   changes_[instance] = engine.num_changes();
+  if (!knows_end_[instance]) next_end_[instance] = std::max(next_change_[instance], t < kNever ? t + 1 : t);
 }
 
 void Cluster::advance_one(std::size_t instance, Picoseconds t) {
   engines_[instance]->advance_to(t);
-  settle(instance);
-  if (next_end_[instance] <= t) next_end_[instance] = kUnknown;  // else nothing has come that could move it
+  if (next_end_[instance] <= t) knows_end_[instance] = false;  // else nothing has come that could move it
+  settle(instance, t);
 }
 
 void Cluster::advance_all(Picoseconds t, std::size_t refreshed) {
@@ -97,13 +99,33 @@ void Cluster::advance_all(Picoseconds t, std::size_t refreshed) {
   }
 }
 
-Picoseconds Cluster::next_end() {
-  Picoseconds first = kNever;
+void Cluster::advance_to_ends(Picoseconds t) {
+  now_ = std::max(now_, t);
   for (std::size_t j = 0; j < engines_.size(); ++j) {
-    if (next_end_[j] == kUnknown) next_end_[j] = engines_[j]->next_end();
-    first = std::min(first, next_end_[j]);
+    if (next_end_[j] > t) continue;
+    finish_looks(j);
+    advance_one(j, t);
   }
-  return first;
+}
+
+// To step the engine that is first in line costs less than to run a copy of it ahead, unless its end is many steps off.
+Picoseconds Cluster::next_end(Picoseconds horizon) {
+  if (engines_.empty()) return kNever;
+  for (int steps = 0;; ++steps) {
+    const auto first = static_cast<std::size_t>(std::ranges::min_element(next_end_) - next_end_.begin());
+    const Picoseconds at = next_end_[first];
+    if (knows_end_[first] || at > horizon || at >= kNever) return std::min(at, kNever);
+    if (steps < kMostSteps) {
+      const std::int64_t open = num_open_;
+      const Picoseconds until = std::max(at, now_);
+      finish_looks(first);
+      advance_one(first, until);
+      if (num_open_ != open) return until;
+    } else {
+      next_end_[first] = engines_[first]->next_end();
+      knows_end_[first] = true;
+    }
+  }
 }
 
 // ---- what routers see
@@ -219,8 +241,8 @@ void Cluster::dispatch(std::int64_t request, std::size_t instance, Picoseconds n
   const bool accepted = engines_[instance]->submit(s);
   const Picoseconds patience = requests_.cancel_after[i];
   if (accepted && patience >= 0) engines_[instance]->cancel(request, now + patience);
-  settle(instance);
-  next_end_[instance] = kUnknown;
+  if (next_end_[instance] > s.at) knows_end_[instance] = false;  // an earlier end does not know of the request
+  settle(instance, now);
 
   if (router != kNobody) {
     routers_.at(router).views[instance]->record_dispatch(

@@ -127,6 +127,8 @@ class Cluster : SnapshotSource {
 
   // Every instance processes what ends at or before t.
   void advance(Picoseconds t) { advance_all(t, kNobody); }
+  // Only those do in which a request may end by then, so that the others can jump.
+  void advance_to_ends(Picoseconds t);
   // Show a router the newest boundary of every instance at t; instances without a new one cost nothing, and a snapshot
   // is taken when the router asks about the instance.
   void refresh(std::size_t router, Picoseconds t);
@@ -143,8 +145,9 @@ class Cluster : SnapshotSource {
   // A request arrives and is not sent anywhere.
   void turn_away(std::int64_t request, Picoseconds now);
 
-  // When to advance to be told of the next end of a request if nothing else arrives; kNever if none.
-  Picoseconds next_end();
+  // When to advance to be told of the next end of a request, if nothing arrives up to the horizon and nobody looks
+  // before it; beyond the horizon, an instant before which there is none. kNever if none. Runs ahead up to the horizon.
+  Picoseconds next_end(Picoseconds horizon);
   std::vector<Notice>& notices() { return notices_; }
   EnginePort::Load load(std::size_t instance) const { return engines_.at(instance)->load(); }
   std::int64_t num_open() const { return num_open_; }
@@ -173,7 +176,8 @@ class Cluster : SnapshotSource {
   void finish_looks(std::size_t instance, std::size_t but = kNobody);
   void advance_all(Picoseconds t, std::size_t refreshed);
   void advance_one(std::size_t instance, Picoseconds t);
-  void settle(std::size_t instance);  // after an engine was touched: take its events, note when it changes next
+  // After an engine was touched, advanced to t: take its events, note when it changes next.
+  void settle(std::size_t instance, Picoseconds t);
   void record(std::size_t instance, const Event& event);
   Row& new_row(std::int64_t request, Picoseconds now);
   Row* find(std::int64_t request);
@@ -184,7 +188,9 @@ class Cluster : SnapshotSource {
   Watch watch_;
   std::vector<std::unique_ptr<EnginePort>> engines_;
   std::vector<Place> places_;
-  std::vector<Picoseconds> next_change_, next_end_;  // (j,); next_end: -1 where it must be asked for
+  std::vector<Picoseconds> next_change_;  // (j,)
+  std::vector<Picoseconds> next_end_;     // (j,) when to advance to be told of an end, or an earlier instant
+  std::vector<bool> knows_end_;           // (j,) whether it is that end: asking costs a run ahead
   std::vector<std::uint64_t> changes_;
   std::vector<std::uint8_t> has_looks_;            // (j,) some view may wait for a snapshot
   std::vector<std::shared_ptr<Snapshot>> newest_;  // (j,) captured at changes newest_changes_

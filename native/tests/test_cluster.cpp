@@ -195,14 +195,15 @@ void somebody_who_waits_is_told_of_every_end_at_the_instant_it_was_promised() {
     std::size_t told = 0, sent = 0;
     Picoseconds now = 0;
     while (sent < kRequests || s.cluster.num_open() > 0) {
-      const Picoseconds end = s.cluster.next_end();
-      const bool arrives = sent < kRequests && s.columns.arrival[sent] < end;
-      now = std::max(now, arrives ? s.columns.arrival[sent] : end);
+      const Picoseconds arrival = sent < kRequests ? s.columns.arrival[sent] : kNever;
+      const Picoseconds end = s.cluster.next_end(arrival);
+      const bool arrives = arrival < end;
+      now = std::max(now, arrives ? arrival : end);
       if (arrives) {
         const auto request = static_cast<std::int64_t>((sent % 2 == 0) ? sent + 1 : sent - 1);  // out of order
         s.cluster.dispatch(request, sent++ % kInstances, now, now, Cluster::kNobody);
       } else {
-        s.cluster.advance(now);
+        s.cluster.advance_to_ends(now);
         CHECK(!s.cluster.notices().empty());
       }
       for (const Cluster::Notice& notice : s.cluster.notices()) CHECK(notice.kind >= EventKind::finished);

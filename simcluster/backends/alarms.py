@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from enum import IntEnum
+from heapq import heappush
 from typing import Any
 
 import simpy
 from simpy.events import EventPriority
+
+from simcluster._native import NEVER
 
 __all__ = ["Alarm", "Order", "at_once"]
 
@@ -33,25 +36,29 @@ class Alarm(simpy.Event):
     """One thing to do again and again, planned for one instant at a time; to set it anew is to move it.
 
     The action is told the instant [ps].
+
+    Attributes:
+        at_ps: when it will happen [ps]; NEVER while it is not planned.
     """
 
     def __init__(self, env: simpy.Environment, order: Order, action: Callable[[int], None]) -> None:
         super().__init__(env)
         self._ok, self._value = True, None
         self._priority, self._action = EventPriority(int(order)), action
-        self._at = -1
+        self.at_ps: int = NEVER
+        self._queue, self._ids = env._queue, env._eid
         self._again: list[Callable[[Any], None]] = [self._happen]
         self.callbacks = self._again
 
     def set(self, at_ps: int) -> None:
         """Plan it for an instant [ps], not before now."""
-        if at_ps != self._at:
-            self._at = at_ps
-            self.env.schedule(self, self._priority, at_ps - self.env._now)
+        if at_ps != self.at_ps:
+            self.at_ps = at_ps
+            heappush(self._queue, (at_ps, self._priority, next(self._ids), self))  # as Environment.schedule does
 
     def _happen(self, _event: simpy.Event) -> None:
         self.callbacks = self._again  # SimPy takes them away, since its own events happen once
-        now = self._at
+        now = self.at_ps
         if now == self.env._now:  # else it was moved
-            self._at = -1
+            self.at_ps = NEVER
             self._action(now)

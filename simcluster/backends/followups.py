@@ -15,24 +15,25 @@ class FollowUps:
     """Who waits for whom. False where nobody waits: then ends of requests need not be watched.
 
     A request whose predecessor was rejected, failed or shed is sent all the same, as its client goes on.
+
+    Attributes:
+        waits: (n,) 1 for a request that is sent at the end of another one instead of by the clock; empty: nobody waits.
+        awaited: (n,) 1 for a request whose end somebody waits for; likewise.
     """
 
     def __init__(self, world: World) -> None:
         self._after = world.after
         self._arrival_ps = world.known.arrival_ps
+        self.waits = self.awaited = b""  # bytes give plain integers, and faster than an array does
         if self._after is not None and world.think_ps is not None:
             self._think = world.think_ps.data
             children = np.argsort(self._after, kind="stable")  # by the request that they wait for
             first = np.searchsorted(self._after, np.arange(len(world.known) + 1), sorter=children)
-            # A memoryview gives plain integers, and faster than an array does.
             self._children, self._first_child = children.data, first.data
+            self.waits, self.awaited = (self._after >= 0).tobytes(), (np.diff(first) > 0).tobytes()
 
     def __bool__(self) -> bool:
         return self._after is not None
-
-    def waits(self, index: int) -> bool:
-        """Whether a request is sent at the end of another one instead of by the clock."""
-        return self._after is not None and bool(self._after[index] >= 0)
 
     def by_clock(self) -> Iterator[tuple[int, int]]:
         """Yield the requests that are sent by the clock, each with its arrival [ps]."""

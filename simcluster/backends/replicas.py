@@ -29,6 +29,7 @@ class Replica:
         view: what it sees; one object for the whole run.
         looks: whether anything depends on the view: decisions, or what is expected beside them.
         decides_by_view: whether decisions do.
+        estimates: whether estimators are asked beside it.
         listens: whether it wants to be told what happens to its requests.
         told: whether it wants to be told of its own dispatches, or listens.
         native: its number in the native cluster.
@@ -41,6 +42,7 @@ class Replica:
     view: ClusterView
     looks: bool
     decides_by_view: bool
+    estimates: bool
     listens: bool = False
     told: bool = False
     native: int = _native.NOBODY
@@ -98,5 +100,5 @@ def build_replicas(world: World, scenario: Scenario, policy: str, *, oracle: boo
             [] if oracle else [name for name in scenario.output.estimators if name != policy], settings
         )
         looks = router.needs_view or shadow.needs_view
-        replicas.append(Replica(number, router, shadow, view, looks, router.needs_view))
+        replicas.append(Replica(number, router, shadow, view, looks, router.needs_view, bool(shadow.names)))
     return replicas

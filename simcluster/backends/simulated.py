@@ -6,11 +6,11 @@ looks. What happens at one instant has a fixed order: step ends, then refreshes,
 that starts at this instant sees its arrivals.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from time import perf_counter_ns
 from typing import Any
 
 import simpy
@@ -27,7 +27,7 @@ from simcluster.backends.replicas import Replica, build_replicas
 from simcluster.errors import SimulationError
 from simcluster.request import IntArray, Request, RequestColumns
 from simcluster.routers import base_policy
-from simcluster.routers.base import SHED, Decision
+from simcluster.routers.base import SHED
 from simcluster.scenario import Scenario
 from simcluster.units import ps_from_seconds
 from simcluster.world import World
@@ -109,7 +109,7 @@ class SimulatedCluster:
         self._env = simpy.Environment(initial_time=0)
         self._stop = simpy.Event(self._env)
         self._next_arrival = Alarm(self._env, Order.ARRIVAL, self._arrive)
-        self._next_end = Alarm(self._env, Order.END, self._on_end)
+        self._next_end = Alarm(self._env, Order.END, self._wake)
 
     # -- the main loop
 
@@ -144,10 +144,10 @@ class SimulatedCluster:
             self._stop_run()
             return
         index = heappop(self._planned)[2]
-        request = self._known.request(index, now)
         replica = self._replicas[self.num_sent % len(self._replicas)]
         self.num_sent += 1
-        chosen = self._decide(replica, request).instance
+        request = self._known.request(index, now)
+        chosen = self._decide(replica, request, now)
         if chosen == SHED:
             self._cluster.turn_away(index, now)
             self._release(index, now, now)
@@ -155,35 +155,35 @@ class SimulatedCluster:
             self._cluster.dispatch(index, chosen, now, now + replica.view.router_delay_ps, replica.notes)
             if replica.told:
                 self._observations.sent(replica.number, request, chosen)
-            if self._is_closed:
-                self._hear(now)  # it may have been rejected
-        if not self._is_closed or not self._followups.waits(index):
+        if not self._is_closed or not self._followups.waits[index]:
             self._plan_next_by_clock()
         self._wait_for_arrival()
+        if self._is_closed:
+            self._wake(now)  # it may have been rejected, and it moves the ends of others
         if self.num_sent % _ROUND == 0:
             self.on_progress(self.num_sent)
             self._record(least=CHUNK_ROWS)
 
-    def _decide(self, replica: Replica, request: Request) -> Decision:
-        """Tell a router what it may know by now, and ask it."""
-        now, view = request.arrival_ps, replica.view
+    def _decide(self, replica: Replica, request: Request, now: int) -> int:
+        """Tell a router what it may know by now, and ask it where a request goes."""
+        view = replica.view
         if replica.listens:
             self._cluster.advance(now)
-            self._hear(now)
+            self._hear(self._cluster.take_notices(), now)
             self._observations.deliver(replica.number, now)
         if replica.looks:
             self._refresh_before(replica)
         view.now_ps = now
-        before = time.perf_counter_ns()
+        before = perf_counter_ns()
         decision = replica.router.route(request, view)
-        self.decision_time_ns += time.perf_counter_ns() - before
+        self.decision_time_ns += perf_counter_ns() - before
+        chosen = decision.instance
         if self._decisions is not None:
-            looked = replica.decides_by_view and decision.instance != SHED
-            self._decisions.add(request.index, decision, view.snapshot_age_ps(decision.instance) if looked else NEVER)
-        if decision.instance != SHED:
-            beside = replica.shadow.predict(request, view, decision.instance)
-            self.predictions.record(request.index, decision, beside)
-        return decision
+            looked = replica.decides_by_view and chosen != SHED
+            self._decisions.add(request.index, decision, view.snapshot_age_ps(chosen) if looked else NEVER)
+        if chosen != SHED and (replica.estimates or decision.predicted_ttft_s is not None):
+            self.predictions.record(request.index, decision, replica.shadow.predict(request, view, chosen))
+        return chosen
 
     def reports(self) -> list[dict[str, Any]]:
         """Return what the routers tell about the run, one entry per router that tells something."""
@@ -203,14 +203,11 @@ class SimulatedCluster:
 
     # -- requests to come, by the clock or when another one has ended
 
-    def _plan(self, index: int, at_ps: int) -> None:
-        self._num_planned += 1
-        heappush(self._planned, (at_ps, self._num_planned, index))
-
     def _plan_next_by_clock(self) -> None:
-        following = next(self._by_clock, None)
-        if following is not None:
-            self._plan(*following)
+        for index, at_ps in self._by_clock:
+            self._num_planned += 1
+            heappush(self._planned, (at_ps, self._num_planned, index))
+            return
 
     def _wait_for_arrival(self) -> None:
         if self._planned:
@@ -222,27 +219,32 @@ class SimulatedCluster:
     def _ends_with_last_arrival(self) -> bool:
         return self.scenario.measure.horizon_s is None and not self.scenario.measure.drain
 
-    def _on_end(self, now: int) -> None:
-        self._cluster.advance(now)
-        self._hear(now)
-        self._wait_for_arrival()
+    def _wake(self, now: int) -> None:
+        """Hear of the ends up to now, and wake up again at the next one; an arrival before it wakes up anyway.
 
-    def _hear(self, now: int) -> None:
-        """Pass on what clients were told, and wake up at the next end if somebody waits for one."""
-        for request, kind, seen_ps in self._cluster.take_notices():
+        An end that has moved away is not worth a new plan: the wake-up finds nothing and plans itself anew.
+        """
+        told = self._cluster.take_ends(now)
+        if told:
+            self._hear(told, now)
+        end = self._cluster.next_end(int(self._env.peek()))  # a sample or the stop is always to come
+        if end < self._next_end.at_ps and end <= self._next_arrival.at_ps:
+            self._next_end.set(end if end > now else now)
+
+    def _hear(self, told: list[tuple[int, int, int]], now: int) -> None:
+        """Pass on what clients were told."""
+        for request, kind, seen_ps in told:
             if self._listening:
                 self._observations.add(request, kind, seen_ps)
-            if self._is_closed and kind >= _FINISHED:
+            if self._is_closed and kind >= _FINISHED and self._followups.awaited[request]:
                 self._release(request, seen_ps, now)
-        if self._is_closed:
-            end = self._cluster.next_end()
-            if end < _native.NEVER:
-                self._next_end.set(end if end > now else now)
 
     def _release(self, ended: int, end_ps: int, now: int) -> None:
         """Plan the requests that waited for this one."""
         for index, at_ps in self._followups.released(ended, end_ps):
-            self._plan(index, at_ps if at_ps > now else now)
+            self._num_planned += 1
+            heappush(self._planned, (at_ps if at_ps > now else now, self._num_planned, index))
+        self._wait_for_arrival()
 
     # -- what routers see
 

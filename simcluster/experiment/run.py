@@ -21,7 +21,7 @@ from simcluster.backends.simulated import SimulatedCluster
 from simcluster.backends.vllm_engine import vllm_engine_factory
 from simcluster.backends.vllm_setup import vllm_version
 from simcluster.experiment.tables import TableRecorder
-from simcluster.records import ESTIMATES, FolderWriter, MemoryWriter, TableWriter, read_frame, write_json
+from simcluster.records import ESTIMATES, FolderWriter, MemoryWriter, TableWriter, read_frame, write_json, write_summary
 from simcluster.report.estimators import ESTIMATOR_COLUMNS, score_estimates
 from simcluster.report.metrics import SUMMARY_COLUMNS, Window, measured_window, summarise
 from simcluster.report.regret import REGRET_COLUMNS, regret
@@ -82,7 +82,7 @@ def run_policies(
         scenario: the scenario.
         world: what it fixes.
         policies: names, as users write them.
-        out: run directory, or None to write nothing.
+        out: run directory, or None to write nothing; what it holds of other policies goes away.
         on_progress: called with the policy and the number of requests sent.
         engine: what schedules inside the instances: the native engine, or the installed vLLM's own classes.
 
@@ -97,14 +97,14 @@ def run_policies(
         run = run_policy(scenario, world, policy, on_progress, engine, folder)
         runs.append(run)
         if out is not None:  # after each policy, so that what is there is valid if a later one fails
-            write_json(out / "summary.json", {"policies": {run.policy: run.summary for run in runs}})
+            write_summary(out, {run.policy: run.summary for run in runs})
         if run.summary["interrupted"]:
             break
     _add_regrets(runs)
     if out is not None:
         for run in runs:
             write_json(out / folders[run.policy] / "summary.json", run.summary)
-        write_json(out / "summary.json", {"policies": {run.policy: run.summary for run in runs}})
+        write_summary(out, {run.policy: run.summary for run in runs})
     return runs
 
 

@@ -63,15 +63,21 @@ class ClusterView:
 
     def num_waiting(self) -> IntArray:
         """Waiting requests of each instance, own dispatches since the snapshot included, (j,)."""
-        return np.array([view.num_waiting for view in self.views], dtype=np.int64)
+        out = np.empty(len(self.views), dtype=np.int64)
+        _native.num_waiting(self.views, out)
+        return out
 
     def num_running(self) -> IntArray:
         """Running requests of each instance at the snapshot, (j,)."""
-        return np.array([view.num_running for view in self.views], dtype=np.int64)
+        out = np.empty(len(self.views), dtype=np.int64)
+        _native.num_running(self.views, out)
+        return out
 
     def num_resident(self) -> IntArray:
         """Waiting and running requests of each instance, own dispatches since the snapshot included, (j,)."""
-        return np.array([view.num_resident for view in self.views], dtype=np.int64)
+        out = np.empty(len(self.views), dtype=np.int64)
+        _native.num_resident(self.views, out)
+        return out
 
     def tokens_left(self) -> IntArray:
         """Tokens that each instance has still to compute, (j,).
@@ -79,11 +85,15 @@ class ClusterView:
         Prompt tokens without those already computed or cached, and the output tokens predicted by this router;
         requests of other routers count with the mean prediction.
         """
-        return np.array([view.prefill_tokens_left + view.decode_tokens_left for view in self.views], dtype=np.int64)
+        out = np.empty(len(self.views), dtype=np.int64)
+        _native.tokens_left(self.views, out)
+        return out
 
     def kv_usage(self) -> FloatArray:
         """Share of each instance's KV blocks in use at the snapshot, (j,)."""
-        return np.array([view.kv_usage for view in self.views])
+        out = np.empty(len(self.views))
+        _native.kv_usage(self.views, out)
+        return out
 
     def snapshot_age_ps(self, index: int) -> int:
         """Return how long ago the snapshot's step boundary was [ps]."""

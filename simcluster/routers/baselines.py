@@ -70,13 +70,14 @@ class RoundRobin:
 
     def __init__(self, settings: RouterSettings) -> None:
         self._count = settings.num_instances
+        self._decisions = [Decision(j) for j in range(self._count)]  # nothing but the instance ever differs
         self._next = 0
 
     def route(self, request: Request, view: ClusterView) -> Decision:
         """Take the next instance."""
         following = self._next
         if view.healthy[following]:
-            decision = Decision(following)
+            decision = self._decisions[following]
         else:
             decision = first_healthy([(following + k) % self._count for k in range(self._count)], view)
         self._next = (decision.instance + 1) % self._count

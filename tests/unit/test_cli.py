@@ -176,6 +176,14 @@ def test_the_help_of_every_command_shows_an_example(path: tuple[str, ...], cli: 
     assert f"simcluster {' '.join(path)}" in result.out.partition("Example")[2]
 
 
+def test_a_rerun_with_fewer_policies_leaves_no_folder_of_one_that_was_not_run(cli: Cli, tmp_path: Path) -> None:
+    write_small(tmp_path)
+    assert cli("run", "s.yaml", "-q", "-p", "random", "-p", "sfs", "--out", "d").code == 0
+    (tmp_path / "d" / "notes").mkdir()
+    assert cli("run", "s.yaml", "-q", "-p", "sfs", "--out", "d").code == 0
+    assert sorted(each.name for each in (tmp_path / "d").iterdir()) == ["notes", "sfs", "summary.json"]
+
+
 def test_without_arguments_there_is_help_and_no_word_of_an_error(cli: Cli) -> None:
     for words in ((), ("scenario",), ("run",)):
         result = cli(*words)

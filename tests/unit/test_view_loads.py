@@ -105,3 +105,19 @@ def test_tokens_left_are_what_the_engine_then_computes(
     late = steps[steps[:, 2] > cut * MS]
     assert view.prefill_tokens_left == int((late[:, 3] - late[:, 4]).sum())
     assert view.decode_tokens_left == sum(output for _, (_, _, output) in here) - delivered
+
+
+def test_numbers_of_all_views_at_once_are_those_of_each_before_and_after_a_dispatch() -> None:
+    specs = make_specs(3)
+    seen = make_view(specs)
+    for dispatched in range(2):
+        views = seen.views
+        assert seen.num_waiting().tolist() == [each.num_waiting for each in views]
+        assert seen.num_running().tolist() == [each.num_running for each in views]
+        assert seen.num_resident().tolist() == [each.num_resident for each in views]
+        assert seen.tokens_left().tolist() == [v.prefill_tokens_left + v.decode_tokens_left for v in views]
+        assert seen.kv_usage().tolist() == [each.kv_usage for each in views]
+        assert (int(seen.tokens_left()[1]) > 0) == bool(dispatched)
+        views[1].record_dispatch(7, 100, 25, 0)
+    with pytest.raises(ValueError, match="one value per view"):
+        _native.num_waiting(seen.views, np.empty(2, dtype=np.int64))
