@@ -131,7 +131,10 @@ def cases(draw: st.DrawFn, routing: st.SearchStrategy[dict[str, Any]] | None = N
     )
     columns = draw(traces()) | {}
     columns["arrival_ns"] = [ms * MS for ms in columns["arrival_ns"]]
-    return Case(columns, data, draw(st.sampled_from(sorted(POLICIES))))
+    policy = draw(st.sampled_from(sorted(POLICIES)))
+    if policy == "sfs_plus":  # it weighs delay by targets
+        data["routing"] = data["routing"] | {"objective": "slo"}
+    return Case(columns, data, policy)
 
 
 runs = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
