@@ -259,13 +259,13 @@ def test_every_figure_can_be_measured(name: str) -> None:
 
 def test_through_simpy_every_end_is_heard_of_when_it_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[int, int]] = []
-    release = SimulatedCluster._release
+    hear = SimulatedCluster._hear
 
-    def note(self: SimulatedCluster, ended: int, end_ps: int, now: int) -> None:
-        heard.append((end_ps, now))
-        release(self, ended, end_ps, now)
+    def note(self: SimulatedCluster, told: list[tuple[int, int, int]], now: int) -> None:
+        heard.extend((seen_ps, now) for _, _, seen_ps in told)
+        hear(self, told, now)
 
-    monkeypatch.setattr(SimulatedCluster, "_release", note)
+    monkeypatch.setattr(SimulatedCluster, "_hear", note)
     run_figures.loop_seconds("round_robin", 16, 2000, 1)
     assert heard == []
     run_figures.loop_seconds("round_robin", 16, 2000, 1, ends_on_time=True)
