@@ -198,8 +198,8 @@ def _named(path: Path, key: str) -> set[str]:
 
 def read_frame(source: Path | pa.Table, columns: Sequence[str]) -> pl.DataFrame:
     """Return columns of a table in one piece, so that sums do not depend on how it was cut."""
-    if isinstance(source, Path):
-        return pl.read_parquet(source, columns=list(columns)).rechunk()
+    if isinstance(source, Path):  # column by column, so that no more than one is there twice
+        return pl.DataFrame([pl.read_parquet(source, columns=[name]).to_series().rechunk() for name in columns])
     found = pl.from_arrow(source.select(list(columns)), rechunk=True)
     assert isinstance(found, pl.DataFrame)
     return found

@@ -85,6 +85,12 @@ def percentiles(values: pl.Series) -> dict[str, float | int | None]:
     return result
 
 
+def _where(rows: pl.DataFrame, condition: pl.Expr) -> pl.DataFrame:
+    """Filter rows; those of a long run that loses nobody are all kept, and then not copied."""
+    kept = rows.select(condition.fill_null(value=False)).to_series()
+    return rows if kept.all() else rows.filter(kept)
+
+
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
@@ -111,11 +117,11 @@ def summarise(
     Returns:
         Plain data without NaN; what cannot be computed is None.
     """
-    arrived = requests.filter(window.holds("arrival_ns"))
-    ended = requests.filter(window.holds("end_ns"))
-    finished = ended.filter(pl.col("status") == "finished")
-    served = requests.filter(~pl.col("status").is_in(["rejected", "failed"]))
-    ttft = served.filter(window.holds("first_token_ns"))["ttft_s"]
+    arrived = _where(requests, window.holds("arrival_ns"))
+    ended = _where(requests, window.holds("end_ns"))
+    finished = _where(ended, pl.col("status") == "finished")
+    served = _where(requests, ~pl.col("status").is_in(["rejected", "failed"]))
+    ttft = _where(served, window.holds("first_token_ns"))["ttft_s"]
     has_limit = tpot_slo_s is not None or arrived["slo_ttft_s"].is_not_null().any()
     good = pl.col("on_time")
     if tpot_slo_s is not None:
@@ -130,7 +136,7 @@ def summarise(
         "ttft_s": percentiles(ttft),
         "tpot_s": percentiles(finished["tpot_s"]),
         "e2e_s": percentiles(finished["e2e_s"]),
-        "queue_s": percentiles(served.filter(window.holds("scheduled_ns"))["queue_s"]),
+        "queue_s": percentiles(_where(served, window.holds("scheduled_ns"))["queue_s"]),
         "error_rate": _share(arrived.filter(pl.col("status") == "failed").height, arrived.height),
         "slo_attainment": _share(num_good, arrived.height) if has_limit else None,
         "goodput_rps": _rate(finished.filter(good).height, window) if has_limit else None,
@@ -178,14 +184,14 @@ def _tokens_inside(requests: pl.DataFrame, window: Window) -> float:
     head = first.is_between(start, end).cast(pl.Float64)
     overlap = (last >= start) & (first <= end)
     counted = pl.when(overlap).then(head + (tokens - 1) * share).otherwise(0.0)
-    rows = requests.filter(pl.col("first_token_ns").is_not_null() & (tokens > 0))
+    rows = _where(requests, pl.col("first_token_ns").is_not_null() & (tokens > 0))
     return float(rows.select(counted.sum()).item() or 0.0)
 
 
 def _utility(arrived: pl.DataFrame) -> dict[str, Any]:
     """Mean utility; late, rejected, failed and unfinished requests count 0. Source: paper eq. 4."""
-    on_time = arrived.filter(pl.col("on_time"))
-    finished = arrived.filter(pl.col("status") == "finished")
+    on_time = _where(arrived, pl.col("on_time"))
+    finished = _where(arrived, pl.col("status") == "finished")
     n = arrived.height
     return {
         "on_time_utility": _total(on_time, "utility") / n if n else None,
