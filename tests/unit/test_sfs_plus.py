@@ -139,6 +139,21 @@ def test_delay_has_a_price_even_where_targets_still_allow_it(policy: str, chosen
     assert router.route(last, view).instance == chosen
 
 
+@pytest.mark.parametrize(("replicas", "chosen"), [(1, 1), (7, 0)])
+def test_replicas_share_the_price_of_a_delay_that_holds_up_one_of_them(replicas: int, chosen: int) -> None:
+    models = ["large"] * replicas + ["small"]
+    specs = tuple(make_spec(j, model=model) for j, model in enumerate(models))
+    router = plus("sfs_plus:price=0,slack_price=0.1", specs)
+    view = make_view(specs)
+    for index in range(41):
+        view.now_ps = index * PS_PER_S // 20
+        large, small = (0.9, 0.1) if index < 40 else (0.5, 0.45)
+        utility = [large] * replicas + [small]
+        request = make_request(index, count=replicas + 1, utility=utility, target_ms=2000, arrival=view.now_ps)
+        decision = router.route(request, view)
+    assert decision.instance == chosen
+
+
 @pytest.mark.parametrize(("policy", "sheds"), [("sfs_plus:shed=true", True), ("sfs_plus", False)])
 def test_a_hopeless_request_is_turned_away_only_if_that_is_wanted(policy: str, *, sheds: bool) -> None:
     specs = two_models()
