@@ -7,7 +7,19 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import simcluster
-from simcluster.cli import bench, compare, conformance, paper, policy, predictors, run, scenario, sweep, trace
+from simcluster.cli import (
+    bench,
+    calibrate,
+    compare,
+    conformance,
+    paper,
+    policy,
+    predictors,
+    run,
+    scenario,
+    sweep,
+    trace,
+)
 from simcluster.errors import SimclusterError
 from simcluster.validation import one_line
 
@@ -35,6 +47,7 @@ app.add_typer(conformance.app, name="conformance")
 app.add_typer(trace.app, name="trace")
 app.command("bench")(bench.bench)
 app.add_typer(predictors.app, name="predictors")
+app.add_typer(calibrate.app, name="calibrate")
 
 
 def _print_version(value: bool) -> None:
