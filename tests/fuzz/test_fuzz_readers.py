@@ -34,7 +34,7 @@ from trace_files import FILES
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 SECONDS = float(os.environ.get("SIMCLUSTER_FUZZ_SECONDS", "4"))
-HANG_S = 60
+HANG_S, STUCK_S = 60, 900
 RECIPES = Path(__file__).resolve().parents[2] / "traces" / "recipes"
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 
@@ -379,21 +379,25 @@ FILES_OF: dict[str, st.SearchStrategy[bytes]] = {
 
 @contextlib.contextmanager
 def no_hang() -> Iterator[None]:
-    """Fail if this takes too long; only the main thread can be interrupted."""
+    """Fail if this computes or waits for too long; only the main thread can be interrupted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def fail(*_: object) -> None:
-        raise AssertionError(f"no answer within {HANG_S} s")
+    def fail(number: int, _: object) -> None:
+        kind = f"{HANG_S} s of CPU time" if number == signal.SIGPROF else f"{STUCK_S} s"
+        raise AssertionError(f"no answer within {kind}")
 
-    before = signal.signal(signal.SIGALRM, fail)
-    signal.alarm(HANG_S)
+    before = {number: signal.signal(number, fail) for number in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, HANG_S)  # CPU time: on a busy machine the clock alone says nothing
+    signal.setitimer(signal.ITIMER_REAL, STUCK_S)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def corpus() -> list[Any]:
