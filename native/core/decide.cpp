@@ -45,7 +45,7 @@ void Fleet::regroup(std::vector<std::int32_t> kind_of_view) {
   value_.assign(kinds_.size(), 0);
   for (Kind& kind : kinds_) {
     kind.width = std::bit_ceil(std::max<std::size_t>(kind.members.size(), 1));
-    kind.floors.assign(2 * kind.width, kNever);
+    kind.floors.assign(2 * kind.width, Floor{});
     kind.outlooks.resize(kind.members.size());
   }
   for (std::int32_t i = 0; i < n; ++i) update(i);
@@ -80,10 +80,11 @@ void Fleet::Kind::place(std::size_t member, const Outlook& outlook) {
   earliest = std::max(earliest, outlook.earliest);
   outlooks[member] = outlook;
   std::size_t node = width + member;
-  floors[node] = std::min(outlook.at_least, kNever - 1);  // kNever: no view there
+  floors[node] = {std::min(outlook.at_least, kNever - 1), std::min(outlook.at_least_hinged, kNever - 1)};
   while (node > 1) {
     node /= 2;
-    const Picoseconds smaller = std::min(floors[2 * node], floors[2 * node + 1]);
+    const Floor &left = floors[2 * node], &right = floors[2 * node + 1];
+    const Floor smaller{std::min(left.plain, right.plain), std::min(left.hinged, right.hinged)};
     if (floors[node] == smaller) break;
     floors[node] = smaller;
   }
@@ -96,7 +97,7 @@ bool Fleet::Kind::forget(std::size_t member, Picoseconds at) {
   outlook.earliest = std::max(outlook.earliest, outlook.until + 1);
   outlook.until = kNever;
   outlook.longest = 0;
-  outlook.at_least = outlook.at_least_later;
+  outlook.at_least = outlook.at_least_hinged = outlook.at_least_later;
   place(member, outlook);
   return true;
 }
@@ -128,11 +129,15 @@ void Fleet::begin(const Query& query, std::span<const Offer> offers, std::span<c
     Kind& kind = kinds_[k];
     kind.readable = kind.alike && offers_[k].prompt_tokens > 0 && offers_[k].predicted_output > 0 &&
                     query.max_tokens <= kind.max_model_len;
+    if (kind.readable) kind.prompt = {kind.model, offers_[k].prompt_tokens};
+    kind.bound = offers_[k].at >= kind.earliest;
     kind.least = offers_[k].at;
     kind.own = 0;
+    kind.own_hinged = -kNever;
     if (!kind.least_time.known) continue;
     kind.least += kind.least_time.batch;
     kind.own = kind.least_time.prompt(offers_[k].prompt_tokens);
+    kind.own_hinged = kind.own + kind.least_time.past_hinge(offers_[k].prompt_tokens);
   }
   choice_.best.clear();
   const auto ill = [](std::uint8_t ok) { return ok == 0; };
@@ -145,11 +150,12 @@ double Fleet::seconds(Picoseconds first, const Offer& offer) const {
   return static_cast<double>(first + offer.hop - query_.arrival_time) / kPicosecondsPerSecond;
 }
 
-double Fleet::at_least(std::size_t k, std::size_t node) const {
-  const Kind& kind = kinds_[k];
-  const Picoseconds least = offers_[k].at >= kind.earliest ? std::max(kind.least, kind.floors[node]) : kind.least;
-  return seconds(std::min(least, kNever - kind.own) + kind.own, offers_[k]);
+Picoseconds Fleet::bound(const Kind& kind, std::size_t node) const {
+  const Floor floor = kind.bound ? kind.floors[node] : Floor{kind.least, kind.least};
+  return std::max(std::max(kind.least, floor.plain) + kind.own, std::max(kind.least, floor.hinged) + kind.own_hinged);
 }
+
+double Fleet::at_least(std::size_t k, std::size_t node) const { return seconds(bound(kinds_[k], node), offers_[k]); }
 
 double Fleet::estimate(std::int32_t index) {
   const auto i = static_cast<std::size_t>(index);
@@ -157,16 +163,33 @@ double Fleet::estimate(std::int32_t index) {
   const Offer& offer = offer_of(index);
   const Kind& kind = kinds_[static_cast<std::size_t>(kind_of_view_[i])];
   const Outlook& outlook = kind.outlooks[static_cast<std::size_t>(place_of_view_[i])];
-  if (kind.readable && outlook.tells(offer.prompt_tokens, offer.at)) {
-    estimated_.push_back(index);
-    return ttft_s_[i] = seconds(outlook.first_token(kind.model, kind.async, offer.prompt_tokens, offer.at), offer);
-  }
-  const Picoseconds first = views_[i]->estimate_first_token({query_.id, offer.prompt_tokens, offer.predicted_output,
-                                                             query_.max_tokens, query_.ends_by_length,
-                                                             query_.priority, query_.arrival_time, offer.at});
+  const bool told = kind.readable && outlook.tells(offer.prompt_tokens, offer.at);
+  const Picoseconds first = told ? outlook.first_token(kind.model, kind.async, kind.prompt, offer.at) : ask(index);
   estimated_.push_back(index);
-  ttft_s_[i] = seconds(first, offer);
-  return ttft_s_[i];
+  return ttft_s_[i] = seconds(first, offer);
+}
+
+Picoseconds Fleet::ask(std::int32_t index) {
+  const Offer& offer = offer_of(index);
+  return views_[static_cast<std::size_t>(index)]->estimate_first_token(
+      {query_.id, offer.prompt_tokens, offer.predicted_output, query_.max_tokens, query_.ends_by_length,
+       query_.priority, query_.arrival_time, offer.at});
+}
+
+void Fleet::estimate_all() {
+  for (std::size_t k = 0; k < kinds_.size(); ++k) {
+    const Kind& kind = kinds_[k];
+    const Offer offer = offers_[k];
+    for (std::size_t m = 0; m < kind.members.size(); ++m) {
+      const Outlook& outlook = kind.outlooks[m];
+      const bool told = kind.readable && outlook.tells(offer.prompt_tokens, offer.at);
+      const Picoseconds first =
+          told ? outlook.first_token(kind.model, kind.async, kind.prompt, offer.at) : ask(kind.members[m]);
+      ttft_s_[static_cast<std::size_t>(kind.members[m])] = seconds(first, offer);
+    }
+  }
+  estimated_.resize(views_.size());
+  std::iota(estimated_.begin(), estimated_.end(), 0);
 }
 
 double Fleet::weighted(double utility, double ttft_s) const {
@@ -174,18 +197,28 @@ double Fleet::weighted(double utility, double ttft_s) const {
 }
 
 template <typename Possible, typename Visit>
-void Fleet::descend(std::size_t k, std::size_t node, const Possible& possible, const Visit& visit) {
+void Fleet::descend(std::size_t k, const Possible& possible, const Visit& visit) {
+  if (possible(at_least(k, 1))) descend_below(k, 1, possible, visit);
+}
+
+template <typename Possible, typename Visit>
+void Fleet::descend_below(std::size_t k, std::size_t node, const Possible& possible, const Visit& visit) {
   Kind& kind = kinds_[k];
-  if (kind.floors[node] == kNever || !possible(at_least(k, node))) return;
-  if (node >= kind.width) {
-    const std::size_t member = node - kind.width;
-    if (kind.forget(member, offers_[k].at) && !possible(at_least(k, node))) return;
-    if (allowed(kind.members[member])) visit(kind.members[member]);
-    return;
+  while (node < kind.width) {
+    std::size_t first = 2 * node, second = first + 1;
+    Picoseconds sooner = bound(kind, first), later = bound(kind, second);
+    if (later < sooner) {
+      std::swap(first, second);
+      std::swap(sooner, later);
+    }
+    if (!possible(seconds(sooner, offers_[k]))) return;
+    descend_below(k, first, possible, visit);
+    if (kind.floors[second].plain == kNever || !possible(seconds(later, offers_[k]))) return;
+    node = second;
   }
-  const std::size_t first = kind.floors[2 * node] <= kind.floors[2 * node + 1] ? 2 * node : 2 * node + 1;
-  descend(k, first, possible, visit);
-  descend(k, first ^ 1, possible, visit);
+  const std::size_t member = node - kind.width;
+  if (kind.forget(member, offers_[k].at) && !possible(at_least(k, node))) return;
+  if (allowed(kind.members[member])) visit(kind.members[member]);
 }
 
 // Kinds by value, the largest first, at equal values the first of them.
@@ -231,10 +264,13 @@ bool Fleet::best_of_level() {
     const double t = estimate(i);
     if (feasible(i)) best = std::min(best, t);
   };
-  for (const std::int32_t k : level_) descend(static_cast<std::size_t>(k), 1, possible, visit);
+  for (const std::int32_t k : level_) descend(static_cast<std::size_t>(k), possible, visit);
   if (best == kInf) return false;
   const double utility = value_[static_cast<std::size_t>(level_.front())];
-  keep_best([&](std::int32_t i) { return feasible(i) && offer_of(i).utility == utility ? 0.0 : -kInf; });
+  for (const std::int32_t i : estimated_) {
+    if (known(i) == best && offer_of(i).utility == utility && allowed(i)) choice_.best.push_back(i);
+  }
+  std::sort(choice_.best.begin(), choice_.best.end());
   return true;
 }
 
@@ -293,7 +329,7 @@ void Fleet::decide_infeasible() {
   const auto visit = [&](std::int32_t i) {
     if (std::isnan(known(i))) best.add(-estimate(i));
   };
-  for (std::size_t k = 0; k < kinds_.size(); ++k) descend(k, 1, possible, visit);
+  for (std::size_t k = 0; k < kinds_.size(); ++k) descend(k, possible, visit);
   keep_best([&](std::int32_t i) { return -known(i); });
 }
 
@@ -309,7 +345,7 @@ void Fleet::decide_weighted() {
   while (!heap_.empty()) {
     const auto k = static_cast<std::size_t>(next_kind());
     const auto possible = [&](double least) { return weighted(offers_[k].utility, least) >= best.needed(query_.explain); };
-    descend(k, 1, possible, [&](std::int32_t i) {
+    descend(k, possible, [&](std::int32_t i) {
       if (!std::isnan(known(i))) return;
       estimate(i);
       best.add(weighted(offer_of(i).utility, known(i)));
@@ -322,9 +358,7 @@ void Fleet::decide_weighted() {
 const Choice& Fleet::decide(const Query& query, std::span<const Offer> offers, std::span<const std::uint8_t> healthy) {
   check(query, offers, healthy);
   begin(query, offers, healthy);
-  if (query.explain == Explain::all) {
-    for (std::size_t i = 0; i < views_.size(); ++i) estimate(static_cast<std::int32_t>(i));
-  }
+  if (query.explain == Explain::all) estimate_all();
   query.objective == Objective::slo ? decide_slo() : decide_weighted();
   return choice_;
 }

@@ -72,10 +72,16 @@ class Fleet final : public ViewWatcher {
   void changed(std::int32_t index) override;
 
  private:
+  // What bounds the views below a node, by itself and where the hinge counts.
+  struct Floor {
+    Picoseconds plain = kNever, hinged = kNever;  // kNever: no view there
+
+    bool operator==(const Floor&) const = default;
+  };
   // The bounds of its views in a tree of minima: leaves from `width` on, root at 1.
   struct Kind {
     std::vector<std::int32_t> members;  // ascending
-    std::vector<Picoseconds> floors;
+    std::vector<Floor> floors;
     std::vector<Outlook> outlooks;      // (members,)
     std::size_t width = 1;
     LeastTime least_time;
@@ -84,8 +90,12 @@ class Fleet final : public ViewWatcher {
     std::int64_t max_model_len = 0;
     bool alike = true;
     Picoseconds earliest = 0;     // arrivals before this are not bound by floors
-    bool readable = false;           // for the offer: whether an outlook can tell without its view
-    Picoseconds least = 0, own = 0;  // for the offer: bound for any view, and what to add to a floor
+    // For the offer:
+    bool readable = false;      // an outlook can tell without its view
+    bool bound = false;         // the floors hold
+    PromptTime prompt;
+    Picoseconds least = 0;      // bound for any view, without what is to be added to a floor
+    Picoseconds own = 0, own_hinged = 0;
 
     void add(std::int32_t index, const InstanceView& view);
     void place(std::size_t member, const Outlook& outlook);
@@ -112,14 +122,19 @@ class Fleet final : public ViewWatcher {
   const Offer& offer_of(std::int32_t i) const {
     return offers_[static_cast<std::size_t>(kind_of_view_[static_cast<std::size_t>(i)])];
   }
+  Picoseconds ask(std::int32_t index);
+  void estimate_all();
   double seconds(Picoseconds first, const Offer& offer) const;
   double weighted(double utility, double ttft_s) const;
   double estimate(std::int32_t index);
+  Picoseconds bound(const Kind& kind, std::size_t node) const;
   double at_least(std::size_t kind, std::size_t node) const;  // TTFT [s] of every view below a node
   // Call visit(index) for the views of a kind that may be chosen and whose least TTFT is possible(), in about the
   // order of the least TTFT.
   template <typename Possible, typename Visit>
-  void descend(std::size_t kind, std::size_t node, const Possible& possible, const Visit& visit);
+  void descend(std::size_t kind, const Possible& possible, const Visit& visit);
+  template <typename Possible, typename Visit>
+  void descend_below(std::size_t kind, std::size_t node, const Possible& possible, const Visit& visit);
 
   bool behind(std::int32_t a, std::int32_t b) const {
     const double x = value_[static_cast<std::size_t>(a)], y = value_[static_cast<std::size_t>(b)];

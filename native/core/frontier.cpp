@@ -9,7 +9,9 @@ LeastTime::LeastTime(const StepTimeModel& model, const SchedulerConfig& config)
   const auto coefficients = {model.b0, model.b1, model.b1x, model.b2, model.b3, model.b4, model.b5, model.host};
   known = std::all_of(coefficients.begin(), coefficients.end(), [](Picoseconds b) { return b >= 0; });
   if (!known) return;
-  batch = model.b0;
+  batch = model.b0 + (config.async_scheduling ? 0 : model.host);
+  hinge = model.hinge_tokens;
+  beyond = hinge > 0 ? std::min(model.b1x, batch / hinge) : model.b1x;
   token = model.b1;
   pair = model.b3;
   prefill = model.b5;
@@ -22,6 +24,7 @@ LeastTime LeastTime::operator&(const LeastTime& other) const {
   least.token = std::min(token, other.token);
   least.pair = std::min(pair, other.pair);
   least.prefill = std::min(prefill, other.prefill);
+  least.one_hinge = one_hinge && other.one_hinge && hinge == other.hinge && beyond == other.beyond;
   least.budget = std::max(budget, other.budget);
   return least;
 }
@@ -30,6 +33,23 @@ Picoseconds LeastTime::prompt(std::int64_t tokens) const {
   const __int128 n = tokens;
   const __int128 time = token * n + pair * (n * (n + 1) / 2) + prefill + (n - 1) / budget * batch;
   return static_cast<Picoseconds>(std::clamp<__int128>(time, 0, kNever));
+}
+
+Picoseconds LeastTime::past_hinge(std::int64_t tokens) const {
+  if (!one_hinge || tokens > budget) return -kNever;
+  return static_cast<Picoseconds>(std::clamp<__int128>(static_cast<__int128>(beyond) * (tokens - hinge), -kNever, kNever));
+}
+
+Picoseconds LeastTime::by_context(const StepTimeModel& model, const StepFeatures& features) const {
+  if (features.num_prefills > 0) return 0;
+  const __int128 time = static_cast<__int128>(model.b4) * features.sum_decode_context;
+  return static_cast<Picoseconds>(std::min<__int128>(time, batch - beyond * std::max<std::int64_t>(hinge, 0)));
+}
+
+PromptTime::PromptTime(const StepTimeModel& model, std::int64_t prompt_tokens)
+    : tokens(prompt_tokens), per_token_beyond(model.b1x), tokens_beyond(prompt_tokens - model.hinge_tokens) {
+  const __int128 n = prompt_tokens;
+  alone = static_cast<Picoseconds>(std::clamp<__int128>(model.b1 * n + model.b3 * (n * (n + 1) / 2) + model.b5, -kNever, kNever));
 }
 
 void Frontier::start() {
@@ -63,18 +83,25 @@ void Frontier::look() {
   outlook_.earliest = from_;
   outlook_.until = -1;
   const bool empty = room_.features.num_tokens == 0;
-  const Picoseconds device = engine_.step_time().device_time(room_.features);
+  const StepTimeModel& model = engine_.step_time();
+  const Picoseconds device = model.device_time(room_.features);
   if (room_.open()) {
-    outlook_.device = device;
+    StepFeatures with = room_.features;
+    with.num_prefills = std::max<std::int64_t>(with.num_prefills, 1);
+    outlook_.device = model.device_time(with) - (room_.features.num_prefills > 0 ? 0 : model.b5);
+    outlook_.before_hinge = std::min(with.num_tokens, model.hinge_tokens);
     outlook_.until = room_.until;
     outlook_.start = room_.start;
-    outlook_.features = room_.features;
     outlook_.longest = std::min({room_.tokens, room_.blocks * config().block_size, config().max_model_len - 1});
   }
   if (!least_.known || lost_) return;
-  const Picoseconds end = room_.start + (empty ? 0 : device);
-  outlook_.at_least_later = end + least_.batch;
-  outlook_.at_least = room_.open() && !empty ? end : outlook_.at_least_later;  // a part of this batch, or a later one
+  const bool async = config().async_scheduling;
+  outlook_.at_least_later = room_.start + (empty ? 0 : model.period(device, async)) + least_.batch;
+  outlook_.at_least = outlook_.at_least_hinged = outlook_.at_least_later;
+  if (!room_.open() || empty) return;
+  // A part of the prompt is in this batch, or all of it in later ones.
+  outlook_.at_least = room_.start + device + (async ? 0 : model.host) + least_.by_context(model, room_.features);
+  outlook_.at_least_hinged = outlook_.at_least + least_.by_tokens(room_.features);
 }
 
 Picoseconds Frontier::run_with(Engine& engine, const Submission& candidate) const {

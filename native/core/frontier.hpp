@@ -16,13 +16,38 @@ struct LeastTime {
   // What holds by either.
   LeastTime operator&(const LeastTime& other) const;
   // Of a whole prompt beyond `batch`, in whichever chunks: their attention adds up to that of one, and there is a
-  // batch for each budget full of tokens.
+  // batch for each budget full of tokens. What the hinge adds is left out.
   Picoseconds prompt(std::int64_t tokens) const;
+  // What the hinge adds to a prompt in a batch without other tokens, or takes from one that does not reach it: less
+  // than that is not added beside others, nor to chunks, since another batch takes longer than all tokens before it.
+  Picoseconds past_hinge(std::int64_t tokens) const;
+  // What the first of a prompt's tokens add to a batch with these features, as far as another batch would, too.
+  Picoseconds by_context(const StepTimeModel& model, const StepFeatures& features) const;
+  Picoseconds by_tokens(const StepFeatures& features) const { return beyond * std::min(features.num_tokens, hinge); }
 
   bool known = false;
   Picoseconds batch = 0;                      // of any batch that computes a token
   Picoseconds token = 0, pair = 0, prefill = 0;  // b1, b3, b5
+  Picoseconds beyond = 0;                        // b1x, or less, so that beyond * hinge <= batch
+  std::int64_t hinge = 0;                        // tokens
+  bool one_hinge = true;                         // the last two are those of everybody
   std::int64_t budget = 1;                       // tokens of a batch
+};
+
+// What a prompt computed in whole adds to the time of a batch.
+struct PromptTime {
+  PromptTime() = default;
+  PromptTime(const StepTimeModel& model, std::int64_t prompt_tokens);
+
+  // Beside tokens of which so many are before the hinge.
+  __int128 beside(std::int64_t before_hinge) const {
+    return alone + static_cast<__int128>(per_token_beyond) * std::max<std::int64_t>(tokens_beyond + before_hinge, 0);
+  }
+
+  std::int64_t tokens = 0;
+  Picoseconds alone = 0;             // b1, b3 and b5
+  Picoseconds per_token_beyond = 0;  // b1x
+  std::int64_t tokens_beyond = 0;    // the prompt less the hinge
 };
 
 // What is known of the first tokens of requests that would arrive now.
@@ -31,16 +56,18 @@ struct Outlook {
   Picoseconds until = kNever;      // exactly and with `at_least` up to here, with `at_least_later` behind that
   Picoseconds start = 0;           // of the batch they join, or their arrival
   std::int64_t longest = 0;        // prompt that this batch takes in whole
-  StepFeatures features;           // of the batch without them,
-  Picoseconds device = 0;          // and its time on the device
-  Picoseconds at_least = 0;        // bounds from below, the time of the own prompt left out
-  Picoseconds at_least_later = 0;  // not below the other
+  Picoseconds device = 0;          // time of the batch on the device without them, but as one with a prefill
+  std::int64_t before_hinge = 0;   // tokens in it, up to the hinge
+  Picoseconds at_least = 0;        // bounds from below, LeastTime::prompt() left out
+  Picoseconds at_least_hinged = 0;  // the same with LeastTime::past_hinge() left out, too; not below the other
+  Picoseconds at_least_later = 0;   // for either behind `until`; not below the first
 
   bool tells(std::int64_t prompt_tokens, Picoseconds at) const {
     return prompt_tokens <= longest && at <= until && at >= earliest;
   }
-  Picoseconds first_token(const StepTimeModel& model, bool async, std::int64_t prompt_tokens, Picoseconds at) const {
-    return std::max(start, at) + model.period(model.device_time_with(device, features, prompt_tokens), async);
+  // Equal to adding up the batch anew.
+  Picoseconds first_token(const StepTimeModel& model, bool async, const PromptTime& prompt, Picoseconds at) const {
+    return std::max(start, at) + model.period(StepTimeModel::checked(device + prompt.beside(before_hinge)), async);
   }
 };
 

@@ -37,15 +37,6 @@ struct StepTimeModel {
     }
     return checked(t);
   }
-  // Of the same batch with one more prompt computed in whole, from its time without: equal to adding up anew.
-  Picoseconds device_time_with(Picoseconds without, const StepFeatures& f, std::int64_t prompt_tokens) const {
-    const Wide n = prompt_tokens;
-    const std::int64_t beyond = std::max<std::int64_t>(f.num_tokens + prompt_tokens - hinge_tokens, 0) -
-                                std::max<std::int64_t>(f.num_tokens - hinge_tokens, 0);
-    Wide t = without + b1 * n + b3 * (n * (n + 1) / 2) + b5 + static_cast<Wide>(b1x) * beyond;
-    if (f.num_prefills == 0) t += static_cast<Wide>(b4) * f.sum_decode_context;
-    return checked(t);
-  }
   bool operator==(const StepTimeModel&) const = default;
   // One period of the loop: T + host (synchronous) or max(T, host) (asynchronous); an empty batch takes 0.
   Picoseconds period(Picoseconds device, bool async) const {

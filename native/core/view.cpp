@@ -141,7 +141,7 @@ void InstanceView::match_requests() {
 void InstanceView::set_bound(Picoseconds device_free) {
   outlook_ = {};
   if (!least_.known) return;
-  outlook_.at_least = outlook_.at_least_later = device_free + least_.batch;
+  outlook_.at_least = outlook_.at_least_hinged = outlook_.at_least_later = device_free + least_.batch;
 }
 
 // The step in flight may run so long, or has already run longer.
@@ -228,7 +228,7 @@ Picoseconds InstanceView::estimate_slowly(const Dispatch& candidate) {
   if (!frontier_->reach(candidate.at)) {
     at = simulate_first_token(candidate);
   } else if (outlook().tells(candidate.prompt_tokens, candidate.at)) {
-    at = outlook().first_token(believed(), config_.async_scheduling, candidate.prompt_tokens, candidate.at);
+    at = outlook().first_token(believed(), config_.async_scheduling, {believed(), candidate.prompt_tokens}, candidate.at);
   } else if (first) {  // most views are asked once and then refreshed
     at = frontier_->run_out(submission);
     ready_ = false;

@@ -98,7 +98,7 @@ class InstanceView {
     const Outlook& known = outlook();
     if (known.tells(candidate.prompt_tokens, candidate.at) && candidate.prompt_tokens > 0 &&
         candidate.predicted_output > 0 && candidate.max_tokens <= config_.max_model_len) {
-      return known.first_token(engine_.step_time(), config_.async_scheduling, candidate.prompt_tokens, candidate.at);
+      return known.first_token(believed(), config_.async_scheduling, {believed(), candidate.prompt_tokens}, candidate.at);
     }
     return estimate_slowly(candidate);
   }
@@ -106,8 +106,9 @@ class InstanceView {
   // visited.
   Picoseconds simulate_first_token(const Dispatch& candidate, bool fast = true);
 
-  // No candidate has its first token before its arrival + least().batch + least().prompt(its length), nor before
-  // the outlook's bound + the latter.
+  // With own = least().prompt(its length), no candidate has its first token before its arrival + least().batch + own,
+  // nor before the outlook's at_least + own; nor, with least().past_hinge() added to own, before its arrival +
+  // least().batch + own or the outlook's at_least_hinged + own.
   const Outlook& outlook() const { return ready_ ? frontier_->outlook() : outlook_; }
   const SchedulerConfig& config() const { return config_; }
   const StepTimeModel& believed() const { return engine_.step_time(); }

@@ -60,7 +60,7 @@ StepTimeModel random_model(Lcg& draw) {
   m.b3 = draw.one_of<Picoseconds>({0, 1'200});
   m.b1x = draw.one_of<Picoseconds>({0, 10'000'000});
   m.hinge_tokens = draw.one_of({0, 8, 64});
-  m.b4 = draw.one_of<Picoseconds>({0, 1'000});
+  m.b4 = draw.one_of<Picoseconds>({0, 1'000, 3'000'000});
   m.b5 = draw.one_of<Picoseconds>({0, 100'000'000});
   m.host = draw.one_of<Picoseconds>({0, kMs, 20 * kMs});
   return m;
@@ -130,10 +130,14 @@ struct World {
     CHECK(view.simulate_first_token(candidate) == stepped);
     if (stepped < kNever && view.least().known) {
       const Picoseconds own = view.least().prompt(candidate.prompt_tokens);
+      const Picoseconds past = view.least().past_hinge(candidate.prompt_tokens);
       const Outlook& known = view.outlook();
       CHECK(stepped >= candidate.at + view.least().batch + own);
+      CHECK(stepped >= candidate.at + view.least().batch + own + past);
       if (candidate.at >= known.earliest) {
-        CHECK(stepped >= (candidate.at <= known.until ? known.at_least : known.at_least_later) + own);
+        const bool told = candidate.at <= known.until;
+        CHECK(stepped >= (told ? known.at_least : known.at_least_later) + own);
+        CHECK(stepped >= (told ? known.at_least_hinged : known.at_least_later) + own + past);
       }
     }
     if (draw.once_in(2)) send(candidate, true);
