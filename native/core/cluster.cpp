@@ -137,12 +137,12 @@ void Cluster::refresh(std::size_t router, Picoseconds t) {
     InstanceView& view = *seen.views[j];
     // A step that runs longer than believed ends later with every look at it.
     if (view.shows(changes_[j], t)) continue;
-    const auto free = engines_[j]->device_free(view.believed(), places_[j].async);
-    if (!free) {
+    const auto ahead = engines_[j]->ahead(view.believed(), places_[j].async);
+    if (!ahead) {
       view.refresh(take(j, t), changes_[j]);
       continue;
     }
-    view.refresh_later(*this, j, changes_[j], t, *free);
+    view.refresh_later(*this, j, changes_[j], t, *ahead);
     has_looks_[j] = 1;
   }
 }

@@ -38,7 +38,7 @@ class EnginePort {
   // Equal numbers mean that a snapshot would differ in nothing but the instant at which it is taken.
   virtual std::uint64_t num_changes() const = 0;
   // What a snapshot would say; none if only a snapshot can tell.
-  virtual std::optional<Picoseconds> device_free(const StepTimeModel& /*believed*/, bool /*async*/) const {
+  virtual std::optional<Ahead> ahead(const StepTimeModel& /*believed*/, bool /*async*/) const {
     return std::nullopt;
   }
 };
@@ -46,7 +46,10 @@ class EnginePort {
 class NativePort final : public EnginePort {
  public:
   explicit NativePort(Engine& engine) : engine_(engine) {}
-  bool submit(const Submission& submission) override { return engine_.submit(submission); }
+  bool submit(const Submission& submission) override {
+    ++num_submitted_;
+    return engine_.submit(submission);
+  }
   void cancel(std::int64_t id, Picoseconds at) override { engine_.cancel(id, at); }
   void advance_to(Picoseconds t) override { engine_.advance_to(t); }
   void take_events(std::vector<Event>& events) override;
@@ -56,12 +59,15 @@ class NativePort final : public EnginePort {
   Picoseconds next_end() const override { return engine_.next_end(); }
   Picoseconds next_change() const override { return engine_.next_change(); }
   std::uint64_t num_changes() const override { return engine_.num_changes(); }
-  std::optional<Picoseconds> device_free(const StepTimeModel& believed, bool async) const override {
-    return Snapshot::device_free(engine_, believed, async);
+  std::optional<Ahead> ahead(const StepTimeModel& believed, bool async) const override {
+    Ahead ahead = Snapshot::ahead(engine_, believed, async);
+    ahead.num_taken = num_submitted_ - engine_.num_pending();
+    return ahead;
   }
 
  private:
   Engine& engine_;
+  std::int64_t num_submitted_ = 0;
 };
 
 class Cluster : SnapshotSource {

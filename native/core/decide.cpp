@@ -274,8 +274,9 @@ bool Fleet::best_of_level() {
   return true;
 }
 
-// Make sure that of these kinds' views the first ones that meet the target are estimated, so many if there are;
-// returns how many are.
+// Make sure that of these kinds' views the first ones that meet the target are estimated: so many of the best, unless
+// one that is none of them comes before. Returns how many are still missing; one view is the runner-up of whoever of
+// the best is chosen, or the first of them is and its own is the second.
 std::int64_t Fleet::find_feasible(std::int64_t wanted) {
   members_.clear();
   for (const std::int32_t k : level_) {
@@ -288,7 +289,6 @@ std::int64_t Fleet::find_feasible(std::int64_t wanted) {
 }
 
 std::int64_t Fleet::count_feasible(const std::vector<std::int32_t>& members, std::int64_t wanted) {
-  std::int64_t found = 0;
   for (const std::int32_t i : members) {
     if (!allowed(i)) continue;
     const auto at = static_cast<std::size_t>(i);
@@ -296,10 +296,12 @@ std::int64_t Fleet::count_feasible(const std::vector<std::int32_t>& members, std
     const std::size_t leaf = kinds_[k].width + static_cast<std::size_t>(place_of_view_[at]);
     if (std::isnan(known(i)) && at_least(k, leaf) > query_.target_s) continue;
     estimate(i);
-    found += feasible(i) ? 1 : 0;
-    if (found == wanted) break;
+    if (!feasible(i)) continue;
+    const bool is_best = std::binary_search(choice_.best.begin(), choice_.best.end(), i);
+    wanted = is_best ? wanted - 1 : 0;
+    if (wanted == 0) break;
   }
-  return found;
+  return wanted;
 }
 
 void Fleet::decide_slo() {
@@ -313,7 +315,7 @@ void Fleet::decide_slo() {
     while (!heap_.empty() && value_[static_cast<std::size_t>(heap_.front())] == utility) level_.push_back(next_kind());
     const bool first = !chosen;
     if (first) chosen = best_of_level();
-    if (chosen && missing > 0) missing -= find_feasible(missing);
+    if (chosen && missing > 0) missing = find_feasible(missing);
   }
   choice_.because = chosen ? Because::feasible : Because::infeasible;
   if (!chosen) decide_infeasible();

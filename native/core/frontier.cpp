@@ -37,7 +37,8 @@ Picoseconds LeastTime::prompt(std::int64_t tokens) const {
 
 Picoseconds LeastTime::past_hinge(std::int64_t tokens) const {
   if (!one_hinge || tokens > budget) return -kNever;
-  return static_cast<Picoseconds>(std::clamp<__int128>(static_cast<__int128>(beyond) * (tokens - hinge), -kNever, kNever));
+  const auto time = static_cast<__int128>(beyond) * (tokens - hinge);
+  return static_cast<Picoseconds>(std::clamp<__int128>(time, -kNever, kNever));
 }
 
 Picoseconds LeastTime::by_context(const StepTimeModel& model, const StepFeatures& features) const {
@@ -49,7 +50,8 @@ Picoseconds LeastTime::by_context(const StepTimeModel& model, const StepFeatures
 PromptTime::PromptTime(const StepTimeModel& model, std::int64_t prompt_tokens)
     : tokens(prompt_tokens), per_token_beyond(model.b1x), tokens_beyond(prompt_tokens - model.hinge_tokens) {
   const __int128 n = prompt_tokens;
-  alone = static_cast<Picoseconds>(std::clamp<__int128>(model.b1 * n + model.b3 * (n * (n + 1) / 2) + model.b5, -kNever, kNever));
+  const __int128 time = model.b1 * n + model.b3 * (n * (n + 1) / 2) + model.b5;
+  alone = static_cast<Picoseconds>(std::clamp<__int128>(time, -kNever, kNever));
 }
 
 void Frontier::start() {

@@ -116,13 +116,23 @@ Picoseconds Snapshot::device_free(const StepTimeModel& believed, bool async) con
   return free;
 }
 
-Picoseconds Snapshot::device_free(const Engine& engine, const StepTimeModel& believed, bool async) {
+Ahead Snapshot::ahead(const Engine& engine, const StepTimeModel& believed, bool async) {
+  Ahead ahead;
   Picoseconds free = engine.clock_;
   for (std::size_t i = 0; i < engine.num_flights_; ++i) {
     const Engine::InFlight& flight = engine.flight(i);
     free = free_after(flight.batch.features, i == 0 ? flight.start : free, free, believed, async);
   }
-  return free;
+  ahead.device_free = free;
+  ahead.intake = engine.intake_;
+  ahead.num_batches = engine.num_steps_;
+  const Scheduler& s = engine.scheduler_;
+  const auto blocks = [&] { return s.group_.by_phase[static_cast<std::size_t>(s.phase_)] + s.group_.num_excluded; };
+  if (s.lockstep_ && blocks() < s.num_free_blocks()) {  // else one of them may be preempted
+    ahead.num_decodes = s.group_.size;
+    ahead.decode_context = s.group_.sum_context;
+  }
+  return ahead;
 }
 
 // What the batches in flight hold of one request.

@@ -14,6 +14,16 @@ struct ExpectedEnd {
   bool by_length = false;  // known beforehand, as by max_tokens; otherwise by an EOS
 };
 
+// What an instance tells of the next batch without a snapshot.
+struct Ahead {
+  Picoseconds device_free = 0;  // when the device can take it by the believed step times, no result being late
+  Picoseconds intake = -1;      // requests that reached the engine up to here were taken,
+  std::int64_t num_taken = 0;   // so many so far
+  std::int64_t num_batches = 0;  // handed to the device so far
+  // Decodes in it if none of them ends; 0: not known.
+  std::int64_t num_decodes = 0, decode_context = 0;
+};
+
 // Everything needed to continue an instance exactly but the ends of its requests, the duration of the step in
 // flight and the blocks' identities. Source: VLLM_SCHEDULER.md section 9; restoring counts blocks only.
 struct Snapshot {
@@ -59,8 +69,8 @@ struct Snapshot {
 
   // When the device can take another batch by the believed step times, no result later than expected.
   Picoseconds device_free(const StepTimeModel& believed, bool async) const;
-  // What a snapshot taken now would say.
-  static Picoseconds device_free(const Engine& engine, const StepTimeModel& believed, bool async);
+  // The same of a snapshot taken now, and more; num_taken is left out.
+  static Ahead ahead(const Engine& engine, const StepTimeModel& believed, bool async);
 
   // Put in lockstep whatever can be, so that restoring is cheap; the meaning stays.
   void fold_decodes();

@@ -7,6 +7,8 @@
 namespace simcluster {
 namespace {
 
+constexpr std::int64_t kMostInFlight = 3;  // batches, that to come included
+
 SchedulerConfig counting(SchedulerConfig config) {
   config.enable_prefix_caching = false;
   config.track_blocks = false;
@@ -79,6 +81,7 @@ void InstanceView::refresh(std::shared_ptr<const Snapshot> snapshot, std::uint64
   ready_ = ready_ && same_state(*snapshot_, *snapshot, engine_.step_time(), async);
   snapshot_ = std::move(snapshot);
   match_requests();
+  has_ending_ = false;
   if (ready_) return;
   num_built_ = 0;
   set_bound(snapshot_->device_free(engine_.step_time(), async));
@@ -86,7 +89,7 @@ void InstanceView::refresh(std::shared_ptr<const Snapshot> snapshot, std::uint64
 }
 
 void InstanceView::refresh_later(SnapshotSource& source, std::size_t instance, std::uint64_t change,
-                                 Picoseconds taken_at, Picoseconds device_free) {
+                                 Picoseconds taken_at, const Ahead& ahead) {
   change_ = change;
   believed_until_ = -1;
   source_ = &source;
@@ -94,7 +97,9 @@ void InstanceView::refresh_later(SnapshotSource& source, std::size_t instance, s
   source_taken_at_ = taken_at;
   ready_ = false;
   num_built_ = 0;
-  set_bound(device_free);
+  ahead_ = ahead;
+  set_bound(ahead.device_free);
+  if (has_ending_ && least_.known) tighten_bound(ahead);
   tell();
 }
 
@@ -103,6 +108,8 @@ void InstanceView::fetch() {
   snapshot_ = source_->take(source_instance_, source_taken_at_);
   source_ = nullptr;
   match_requests();
+  ahead_of_ending_ = ahead_;
+  has_ending_ = true;
 }
 
 // Sort the own requests by whether the snapshot knows them, forget those that have ended, and put the expected ends
@@ -119,6 +126,16 @@ void InstanceView::match_requests() {
   believed_until_ = believed_until();
   ends_.clear();
   still_seen_.clear();
+  ending_.fill({});
+  const auto expect = [this](const RequestState& r, const ExpectedEnd& end) {
+    ends_.push_back(end);
+    std::int64_t left = end.output_tokens - r.num_output_tokens;
+    if (r.max_tokens > 0) left = std::min<std::int64_t>(left, r.max_tokens - r.num_output_tokens);
+    if (left >= kMostTokens) return;
+    Ending& ending = ending_[static_cast<std::size_t>(std::max<std::int64_t>(left, 0))];
+    ending.num_requests += 1;
+    ending.num_tokens += r.num_tokens();
+  };
   auto next = seen_.begin();
   bool ascending = true;
   for (const RequestState& r : snapshot_->requests) {
@@ -126,11 +143,11 @@ void InstanceView::match_requests() {
       next = std::lower_bound(seen_.begin(), seen_.end(), Own{r.id, {}}, by_id);
     }
     if (next == seen_.end() || next->id != r.id) {
-      ends_.push_back({mean_output_, false});
+      expect(r, {mean_output_, false});
       continue;
     }
     ascending = ascending && (still_seen_.empty() || still_seen_.back().id < r.id);
-    ends_.push_back(next->end);
+    expect(r, next->end);
     still_seen_.push_back(*next++);
   }
   if (!ascending) std::sort(still_seen_.begin(), still_seen_.end(), by_id);
@@ -142,6 +159,52 @@ void InstanceView::set_bound(Picoseconds device_free) {
   outlook_ = {};
   if (!least_.known) return;
   outlook_.at_least = outlook_.at_least_hinged = outlook_.at_least_later = device_free + least_.batch;
+}
+
+// Of the decodes that the instance tells of, those are left out that may be expected to end by then: in the last
+// snapshot or taken since. Own requests on their way are computed before any later one.
+void InstanceView::tighten_bound(const Ahead& ahead) {
+  if (!engine_.stops_in_passes()) return;
+  const StepTimeModel& model = believed();
+  const std::int64_t tokens = ahead.num_batches - ahead_of_ending_.num_batches + kMostInFlight;
+  std::int64_t decodes = ahead.num_decodes, context = ahead.decode_context;
+  std::int64_t unknown = ahead.num_taken - ahead_of_ending_.num_taken;
+  const auto leave_out = [&](std::int64_t requests, std::int64_t of_tokens) {
+    decodes -= requests;
+    context -= of_tokens + requests * tokens;
+  };
+  if (tokens < kMostTokens) {
+    for (std::int64_t left = 0; left <= tokens; ++left) {
+      const Ending& ending = ending_[static_cast<std::size_t>(left)];
+      leave_out(ending.num_requests, ending.num_tokens);
+    }
+  } else {
+    decodes = 0;
+  }
+  Picoseconds prefills = 0;
+  std::int64_t to_come = 0;
+  for (const Dispatch& d : unseen_) {
+    if (d.prompt_tokens < 1 || refuses(d.prompt_tokens, d.max_tokens)) continue;
+    if (d.at <= ahead.intake) {
+      leave_out(1, d.prompt_tokens);
+      --unknown;
+    } else if (overlay_ && d.prompt_tokens <= least_.budget) {
+      to_come += d.prompt_tokens;
+      prefills += least_.prompt(d.prompt_tokens);
+      outlook_.earliest = std::max(outlook_.earliest, d.at);
+    }
+  }
+  decodes = std::max<std::int64_t>(decodes - std::max<std::int64_t>(unknown, 0), 0);
+  context = unknown > 0 || decodes == 0 ? 0 : std::max<std::int64_t>(context, 0);
+  StepFeatures least;
+  least.num_tokens = least.num_decodes = decodes;
+  least.sum_decode_context = context;
+  const Picoseconds decoding = decodes == 0 ? 0 : model.device_time(least) - model.b0;
+  const std::int64_t beyond = std::max<std::int64_t>(decodes + to_come - std::max(least_.hinge, decodes), 0);
+  outlook_.at_least += decoding + prefills + least_.beyond * beyond;
+  least.num_tokens += to_come;
+  outlook_.at_least_hinged = outlook_.at_least + least_.by_tokens(least);
+  outlook_.at_least_later = outlook_.at_least;
 }
 
 // The step in flight may run so long, or has already run longer.

@@ -2,6 +2,7 @@
 // estimate by simulating the engine forward (SFS). Source: paper eqs. 7, 8.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -54,10 +55,10 @@ class InstanceView {
   // `change` numbers the states of the instance where somebody counts them.
   static constexpr std::uint64_t kNotCounted = ~std::uint64_t{0};
   void refresh(std::shared_ptr<const Snapshot> snapshot, std::uint64_t change = kNotCounted);
-  // The same with the snapshot that the source would take now, which it is asked for when it matters. `device_free`:
-  // what that one says. Before the instance changes or the source goes away, look() is due.
+  // The same with the snapshot that the source would take now, which it is asked for when it matters; `ahead` is of
+  // the same instant. Before the instance changes or the source goes away, look() is due.
   void refresh_later(SnapshotSource& source, std::size_t instance, std::uint64_t change, Picoseconds taken_at,
-                     Picoseconds device_free);
+                     const Ahead& ahead);
   // Whether a snapshot of the state with this number, taken at t, would tell nothing new.
   bool shows(std::uint64_t change, Picoseconds t) const { return change == change_ && t <= believed_until_; }
   void look() {
@@ -134,6 +135,7 @@ class InstanceView {
   void fetch();
   void match_requests();
   void set_bound(Picoseconds device_free);
+  void tighten_bound(const Ahead& ahead);
   Picoseconds believed_until() const;
   void restore(Engine& engine);
   Picoseconds simulate_on(Engine& engine, const Dispatch& candidate);
@@ -154,6 +156,15 @@ class InstanceView {
   SnapshotSource* source_ = nullptr;  // of a newer snapshot: not null until that is asked for
   std::size_t source_instance_ = 0;
   Picoseconds source_taken_at_ = 0;
+  // Those of the snapshot's requests that may be expected to end within so many tokens, and their tokens.
+  static constexpr std::int64_t kMostTokens = 32;
+  struct Ending {
+    std::int64_t num_requests = 0, num_tokens = 0;
+  };
+  std::array<Ending, kMostTokens> ending_{};
+  Ahead ahead_;                       // of the source, of the same instant as its snapshot
+  Ahead ahead_of_ending_;             // of the same instant as ending_
+  bool has_ending_ = false;
   std::vector<Own> seen_;         // own and resident in the snapshot, by id
   std::vector<Dispatch> unseen_;  // own and not yet in any snapshot, in order of dispatch
   Engine engine_;                 // scratch

@@ -166,26 +166,49 @@ void a_view_that_outlives_its_cluster_shows_the_last_refresh() {
   CHECK(view.snapshot().boundary > 0 && view.snapshot().boundary == Snapshot::capture(engine).boundary);
 }
 
+// Checks the bounds of an outlook; whether they say more than the arrival.
+bool is_bound(const InstanceView& view, const Outlook& known, const Dispatch& query, Picoseconds first) {
+  const Picoseconds own = view.least().prompt(query.prompt_tokens);
+  const Picoseconds past = view.least().past_hinge(query.prompt_tokens);
+  if (query.at < known.earliest) return false;
+  const bool now = query.at <= known.until;
+  CHECK(first >= (now ? known.at_least : known.at_least_later) + own);
+  CHECK(first >= (now ? known.at_least_hinged : known.at_least_later) + own + past);
+  return known.at_least > query.at + view.least().batch;
+}
+
 // A view that is refreshed only where something is new estimates as one that gets a new snapshot at every look.
 void a_lazily_fresh_view_is_as_fresh_as_one_with_new_snapshots_at_every_look() {
   for (const bool async : {false, true}) {
     Setup lazy(11, async, true), eager(11, async, true);
+    std::int64_t num_bound = 0;
     for (std::size_t i = 0; i < kRequests; ++i) {
       const Picoseconds now = lazy.columns.arrival[i];
       lazy.cluster.refresh(0, now);
       eager.cluster.show(0, eager.cluster.capture(now));
       for (std::size_t j = 0; j < kInstances; ++j) {
+        if (i % 5 == 4 && j % 3 == i % 3) continue;  // what bounds it is then older than its state
         InstanceView &a = *lazy.views[j], &b = *eager.views[j];
+        const Dispatch early{100000, 7, 12, -1, false, 0, now, now};
+        const Outlook unseen = a.outlook();
+        num_bound += is_bound(a, unseen, early, b.estimate_first_token(early));
         CHECK(a.num_resident() == b.num_resident() && a.kv_usage() == b.kv_usage());
         CHECK(a.snapshot().boundary == b.snapshot().boundary && a.snapshot().intake == b.snapshot().intake);
         for (const std::int64_t tokens : {20, 5, 33}) {  // asked more than once, a view keeps what it has computed
           const Dispatch query{100000, tokens, 12, -1, false, 0, now, now};
-          CHECK(a.estimate_first_token(query) == b.estimate_first_token(query));
+          const Outlook before = a.outlook();
+          const Picoseconds first = a.estimate_first_token(query);
+          CHECK(first == b.estimate_first_token(query));
+          num_bound += is_bound(a, before, query, first);
         }
       }
       const std::size_t chosen = (i * i) % kInstances;
-      for (Setup* s : {&lazy, &eager}) s->cluster.dispatch(static_cast<std::int64_t>(i), chosen, now, now, 0);
+      const bool by_others = i % 11 == 0;  // so the router does not know of it
+      for (Setup* s : {&lazy, &eager}) {
+        s->cluster.dispatch(static_cast<std::int64_t>(i), chosen, now, now, by_others ? Cluster::kNobody : 0);
+      }
     }
+    CHECK(num_bound > 1000);
   }
 }
 
