@@ -47,7 +47,10 @@ class Cluster:
         rule = draw.choice(["index", "rotate", "random"])
         self.ties = [TieBreaker(rule, np.random.default_rng(seed)) for _ in range(2)]
         self.all = draw.random() < 0.2
-        self.views = [_native.InstanceView(s.engine, s.believed, 10, True) for s in self.specs]
+        # Brute force asks views of its own, since a view that was asked knows more than one that was skipped.
+        self.views, self.true_views = (
+            [_native.InstanceView(s.engine, s.believed, 10, True) for s in self.specs] for _ in range(2)
+        )
         self.engines = [_native.Engine(s.engine, s.believed) for s in self.specs]
         self.router = Sfs(
             make_settings(
@@ -107,9 +110,16 @@ class Cluster:
     def compare(self) -> None:
         draw = self.draw
         self.now += draw.choice([0, 0, 1, 10, 100]) * MS
+        if draw.random() < 0.3:  # what holds for a later arrival must not be taken for the next one's truth
+            self._ask(self.request(), draw.choice([5, 20, 60]) * MS)
         request = self.request()
-        view = ClusterView(self.now, draw.choice([0, 5 * MS]), self.specs, self.views, self.healthy())
-        found, true = self.router.route(request, view), self.by_brute_force(request, view)
+        found, view = self._ask(request, draw.choice([0, 0, 5 * MS]))
+        self._send(request, found.instance, view)
+
+    def _ask(self, request: Request, delay_ps: int) -> tuple[Decision, ClusterView]:
+        view = ClusterView(self.now, delay_ps, self.specs, self.views, self.healthy())
+        found = self.router.route(request, view)
+        true = self.by_brute_force(request, replace(view, views=self.true_views))
         assert (found.instance, found.reason, found.num_tied) == (true.instance, true.reason, true.num_tied)
         assert runner_up(found) == runner_up(true)
         assert found.predicted_ttft_s is not None
@@ -121,17 +131,19 @@ class Cluster:
             assert seen.all()
             np.testing.assert_array_equal(found.score, true.score)
         self.skipped += int(np.count_nonzero(~seen))
-        self._send(request, found.instance, view)
+        return found, view
 
     def _send(self, request: Request, j: int, view: ClusterView) -> None:
         draw, prompt = self.draw, int(request.prompt_tokens[j])
         at = self.specs[j].engine_arrival_ps(self.now + view.router_delay_ps, prompt)
         self.engines[j].submit(request.index, prompt, draw.randint(1, 60), at)
-        self.views[j].record_dispatch(request.index, prompt, int(request.predicted_output_tokens[j]), at)
+        for views in (self.views, self.true_views):
+            views[j].record_dispatch(request.index, prompt, int(request.predicted_output_tokens[j]), at)
         if draw.random() < 0.2:
             k = draw.randrange(len(self.specs))
             self.engines[k].advance_to(self.now)
-            self.views[k].refresh(self.engines[k].snapshot())
+            for views in (self.views, self.true_views):
+                views[k].refresh(self.engines[k].snapshot())
 
 
 @pytest.mark.parametrize("part", range(2))
@@ -145,3 +157,21 @@ def test_the_native_decision_is_that_of_brute_force(part: int) -> None:
         skipped += cluster.skipped
         seed += 2
     assert skipped > compared  # it would be brute force otherwise
+
+
+def test_what_bounds_a_view_for_later_arrivals_is_not_held_against_an_earlier_one() -> None:
+    spec = make_spec(0, max_num_batched_tokens=64, max_num_seqs=8, usable_blocks=100, async_scheduling=False)
+    believed = u_step(10, 0.1)
+    busy, idle, later = views = [_native.InstanceView(spec.engine, believed, 10, True) for _ in range(3)]
+    busy.record_dispatch(0, 5, 50, 0)
+    later.record_dispatch(1, 5, 50, 5 * MS)
+    fleet = _native.Fleet(views, [0, 0, 0])
+
+    def best(at_ps: int, explain: _native.Explain, healthy: tuple[bool, ...] = ()) -> list[int]:
+        ones, at = np.ones(3, dtype=np.int64), np.full(3, at_ps, dtype=np.int64)
+        decided = fleet.decide(9, np.ones(3), 5 * ones, 5 * ones, at, 0 * ones, explain=explain, healthy=healthy)
+        return [int(j) for j in decided[2]]
+
+    assert best(6 * MS, _native.Explain.all) == [views.index(idle)]
+    assert best(14 * MS, _native.Explain.choice) == [views.index(idle)]  # the busy one would need another batch
+    assert best(6 * MS, _native.Explain.choice, (True, False, True)) == [views.index(busy)]
