@@ -162,7 +162,7 @@ def test_the_native_decision_is_that_of_brute_force(part: int) -> None:
 def test_what_bounds_a_view_for_later_arrivals_is_not_held_against_an_earlier_one() -> None:
     spec = make_spec(0, max_num_batched_tokens=64, max_num_seqs=8, usable_blocks=100, async_scheduling=False)
     believed = u_step(10, 0.1)
-    busy, idle, later = views = [_native.InstanceView(spec.engine, believed, 10, True) for _ in range(3)]
+    idle, later, busy = views = [_native.InstanceView(spec.engine, believed, 10, True) for _ in range(3)]
     busy.record_dispatch(0, 5, 50, 0)
     later.record_dispatch(1, 5, 50, 5 * MS)
     fleet = _native.Fleet(views, [0, 0, 0])
@@ -174,4 +174,4 @@ def test_what_bounds_a_view_for_later_arrivals_is_not_held_against_an_earlier_on
 
     assert best(6 * MS, _native.Explain.all) == [views.index(idle)]
     assert best(14 * MS, _native.Explain.choice) == [views.index(idle)]  # the busy one would need another batch
-    assert best(6 * MS, _native.Explain.choice, (True, False, True)) == [views.index(busy)]
+    assert best(6 * MS, _native.Explain.choice, (False, True, True)) == [views.index(busy)]
