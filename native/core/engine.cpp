@@ -109,24 +109,27 @@ void Engine::take_inputs() {
 
 void Engine::launch(InFlight& flight) {
   const StepFeatures& features = flight.batch.features;
-  flight.start = std::max(clock_, device_free_);
-  flight.end = flight.start;
+  const Picoseconds start = std::max(clock_, device_free_);
+  Picoseconds end = start;
   if (!flight.batch.empty()) {
     const Picoseconds device = noise_.apply(step_time_.device_time(features), num_steps_);
-    flight.end += step_time_.period(device, async_);
-    busy_time_ += flight.end - flight.start;
+    const Picoseconds period = step_time_.period(device, async_);
+    end += period;
+    busy_time_ += period;
     if (options_.record_steps) {
-      steps_.push_back({num_steps_, flight.start, flight.end, features,
+      steps_.push_back({num_steps_, start, end, features,
                         scheduler_.num_running(),
                         static_cast<std::int64_t>(scheduler_.waiting().size()),
                         scheduler_.num_free_blocks()});
     }
     ++num_steps_;
   }
-  device_free_ = flight.end;
+  flight.start = start;
+  flight.end = end;
+  device_free_ = end;
   for (const BatchEntry& entry : flight.batch.entries) {
     if (!entry.first_admission) continue;
-    emit(EventKind::scheduled, entry.id, flight.start, scheduler_.detail(entry.slot).num_cached_tokens);
+    emit(EventKind::scheduled, entry.id, start, scheduler_.detail(entry.slot).num_cached_tokens);
   }
 }
 
@@ -139,27 +142,26 @@ void Engine::tell_evictions() {
 
 void Engine::iterate() {
   take_inputs();
-  const bool has_pass = scheduler_.has_requests();
-  if (has_pass) {
+  InFlight* next = nullptr;
+  if (scheduler_.has_requests()) {
     Batch* before = nullptr;
-    Batch& batch = next_flight(before).batch;
-    scheduler_.schedule(batch, before, preempted_, failed_);
+    next = &next_flight(before);
+    scheduler_.schedule(next->batch, before, preempted_, failed_);
   }
-  conclude(has_pass);
+  conclude(next);
 }
 
-void Engine::conclude(bool has_pass) {
+void Engine::conclude(InFlight* next) {
   bool changed = true;
-  if (has_pass) {
-    InFlight& next = flight(num_flights_ - 1);
-    launch(next);
-    changed = !next.batch.empty();
+  if (next != nullptr) {
+    launch(*next);
+    changed = !next->batch.empty();
     if (!preempted_.empty() || !failed_.empty()) {
       tell_evictions();
       changed = true;
     }
     const bool room = num_flights_ < depth();
-    if (room && (!next.batch.empty() || scheduler_.has_requests())) return;
+    if (room && (!next->batch.empty() || scheduler_.has_requests())) return;
   }
   waiting_for_batch_ = num_flights_ > 0;
   if (changed) return;
@@ -169,7 +171,8 @@ void Engine::conclude(bool has_pass) {
 
 void Engine::process_results() {
   const InFlight& done = flight(0);
-  clock_ = std::max(clock_, done.end);
+  const Picoseconds now = std::max(clock_, done.end);
+  clock_ = now;
   apply_cancels(done.end);
   scheduler_.update(done.batch, results_);
   const bool delivered = !results_.empty() || done.batch.num_lockstep > 0;
@@ -177,9 +180,9 @@ void Engine::process_results() {
   --num_flights_;
   waiting_for_batch_ = false;
   for (const Outcome& r : results_) {
-    if (r.num_output_tokens == 1) emit(EventKind::first_token, r.id, clock_, 1);
-    if (options_.record_tokens) emit(EventKind::token, r.id, clock_, r.num_output_tokens);
-    if (r.reason != EndReason::none) emit(EventKind::finished, r.id, clock_, r.num_output_tokens, r.reason);
+    if (r.num_output_tokens == 1) emit(EventKind::first_token, r.id, now, 1);
+    if (options_.record_tokens) emit(EventKind::token, r.id, now, r.num_output_tokens);
+    if (r.reason != EndReason::none) emit(EventKind::finished, r.id, now, r.num_output_tokens, r.reason);
   }
   results_.clear();
   if (delivered) {

@@ -175,7 +175,9 @@ class Engine {
   // Whether to try: only if one more step like the last has time to run.
   bool may_jump(Picoseconds limit) const {
     const InFlight& last = flight(num_flights_ - 1);
-    return limit - last.end > last.end - last.start && last.batch.unchanging();
+    const Picoseconds end = last.end, period = end - last.start;
+    return limit - end > period && (inbox_.empty() || inbox_.front().at - end > period) && scheduler_.may_skip() &&
+           last.batch.unchanging();
   }
   static StepFeatures features_of(const SteadyState& steady, std::int64_t step);
   BatchEntry partial_entry(const SteadyState& steady, std::int64_t step) const;
@@ -189,10 +191,12 @@ class Engine {
   bool start_iteration(Picoseconds limit);  // false: none starts before the limit
   void iterate();                        // take inputs, one pass, perhaps wait for the oldest batch
   InFlight& next_flight(Batch*& before) {
+    InFlight& next = flight(num_flights_);
     before = num_flights_ > 0 ? &flight(num_flights_ - 1).batch : nullptr;
-    return flight(num_flights_++);
+    ++num_flights_;
+    return next;
   }
-  void conclude(bool has_pass);
+  void conclude(InFlight* next);  // null: there was no pass
   void begin_iteration();
   void begin_pass();
   void end_iteration();

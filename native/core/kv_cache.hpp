@@ -47,6 +47,7 @@ class CountedPool {
   explicit CountedPool(std::int64_t num_blocks) : num_free_(num_blocks) {}
 
   std::int64_t num_free() const { return num_free_; }
+  bool keeps_nothing() const { return stretches_.empty(); }  // no preempted request left blocks that are still there
   void set_num_free(std::int64_t count) {
     num_free_ = count;
     stretches_.clear();
@@ -120,9 +121,13 @@ class KvCache {
     return true;
   }
   void take_counted(std::int64_t blocks) { counted_.take(blocks); }
+  // Whether it does not matter which blocks of a request that ends have a hash.
+  bool forgets_hashes() const { return !exact_ && counted_.keeps_nothing(); }
   void release(std::int32_t slot, RequestState& request, bool preempted) {
     if (exact_) {
       release_exact(slot);
+    } else if (!preempted && counted_.keeps_nothing()) {
+      counted_.release(request.num_blocks, 0);
     } else if (preempted || request.num_blocks == 0) {
       release_kept(slot, request, preempted);
     } else {

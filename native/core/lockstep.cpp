@@ -27,8 +27,7 @@ void Scheduler::join(const BatchEntry& entry) {
   r.lockstep = true;
   r.excluded = false;
   count_decode(r.num_computed_tokens, phase_ + 1, r.num_blocks * config_.block_size - r.num_computed_tokens);
-  group_.ends.push_back(end_at(pass_ + left, entry.slot));
-  std::push_heap(group_.ends.begin(), group_.ends.end(), std::greater<>{});
+  push_end(end_at(pass_ + left, entry.slot));
 }
 
 void Scheduler::exclude(RequestState& r) {
@@ -113,15 +112,29 @@ void Scheduler::forget_lockstep() {
   group_.ending.clear();
 }
 
+void Scheduler::push_end(End end) {
+  std::size_t hole = group_.ends.size();
+  group_.ends.push_back(end);
+  End* const heap = group_.ends.data();
+  for (; hole > 0; hole = (hole - 1) / 2) {
+    const End above = heap[(hole - 1) / 2];
+    if (above <= end) break;
+    heap[hole] = above;
+  }
+  heap[hole] = end;
+}
+
 // As std::pop_heap, without branches that depend on the keys.
 Scheduler::End Scheduler::pop_end() {
   End* heap = group_.ends.data();
   const std::size_t size = group_.ends.size() - 1;
   const End end = heap[0], moved = heap[size];
+  heap[size] = kNoEnd;  // a brother for the last one, who is never before it
   std::size_t hole = 0;
   for (std::size_t child = 1; child < size; child = 2 * hole + 1) {
-    child += child + 1 < size && heap[child + 1] < heap[child] ? 1 : 0;
-    heap[hole] = heap[child];
+    const End left = heap[child], right = heap[child + 1];
+    heap[hole] = right < left ? right : left;
+    child += right < left ? 1 : 0;
     hole = child;
   }
   while (hole > 0 && heap[(hole - 1) / 2] > moved) {
@@ -160,8 +173,11 @@ std::int32_t Scheduler::partial_prefill() const {
 
 bool Scheduler::schedule_lockstep(Pass& pass, Batch& batch) {
   if (config_.async_scheduling && next_end() < pass_) collect_ending();
-  const std::int32_t partial = partial_prefill();
-  if (!all_in_lockstep(partial)) return false;
+  std::int32_t partial = -1;
+  if (!all_in_lockstep(partial)) {
+    partial = partial_prefill();
+    if (!all_in_lockstep(partial)) return false;
+  }
   const std::int64_t decodes = group_.size;
   const std::int64_t taken = group_.by_phase[static_cast<std::size_t>(phase_)];
   std::int64_t needed = taken;
@@ -176,8 +192,7 @@ bool Scheduler::schedule_lockstep(Pass& pass, Batch& batch) {
   kv_.take_counted(taken);
   pass.budget -= decodes;
   batch.num_lockstep = decodes;
-  batch.features.num_tokens = batch.features.num_decodes = decodes;
-  batch.features.sum_decode_context = group_.sum_context;
+  batch.features = {decodes, decodes, group_.sum_context, 0, 0};
   group_.sum_context += decodes;
   if (partial >= 0) {
     kv_.allocate(partial, state(partial), chunk, 0, false, 0);
@@ -209,11 +224,21 @@ void Scheduler::finish(std::int32_t slot, std::int64_t pass, std::vector<Outcome
                        std::ptrdiff_t& num_before) {
   RequestState& r = state(slot);
   const bool has_entry = passes_since_join(r, pass) == 0;
-  leave(r);
-  if (config_.enable_prefix_caching) {
-    r.num_registered_tokens = std::max(r.num_registered_tokens, r.num_computed_tokens - r.num_inflight_tokens);
+  const bool known = known_end(r);
+  const std::int64_t last = known ? limit_of(r) : r.eos_at;
+  const Outcome outcome{r.id, last, r.eos_at == last ? EndReason::stop : EndReason::length};
+  if (kv_.forgets_hashes()) {  // then all that settling would tell is the number of its blocks
+    if (!r.excluded) exclude(r);
+    group_.num_excluded -= 1;
+    const std::int64_t scheduled = last - r.num_sampled_tokens + (config_.async_scheduling && !known ? 1 : 0);
+    const std::int64_t decodes = std::min(passes_since_join(r, pass_ - 1), scheduled);
+    r.num_blocks = narrow(config_.blocks_for(r.num_computed_tokens + decodes));
+  } else {
+    leave(r);
+    if (config_.enable_prefix_caching) {
+      r.num_registered_tokens = std::max(r.num_registered_tokens, r.num_computed_tokens - r.num_inflight_tokens);
+    }
   }
-  const Outcome outcome{r.id, r.num_output_tokens, end_reason(r)};
   if (has_entry) {
     std::find_if(results.begin(), results.end(), [&](const Outcome& o) { return o.id == r.id; })->reason =
         outcome.reason;

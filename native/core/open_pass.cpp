@@ -24,7 +24,7 @@ void Engine::begin_pass() {
 void Engine::end_iteration() {
   if (has_pass_) scheduler_.end_pass(flight(num_flights_ - 1).batch);
   in_pass_ = false;
-  conclude(has_pass_);
+  conclude(has_pass_ ? &flight(num_flights_ - 1) : nullptr);
 }
 
 bool Engine::stop_in_pass(Picoseconds t) {

@@ -306,26 +306,48 @@ void Scheduler::finish_pass(const Pass& pass, Batch& batch) {
   if (++phase_ == config_.block_size) phase_ = 0;
 }
 
+// In lockstep form, where a pass has neither threshold nor cadence.
 void Scheduler::start_pass(Pass& pass, Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted,
                            std::vector<Outcome>& failed) {
+  batch.entries.clear();
+  batch.pass = pass_;
+  pass.budget = config_.max_num_batched_tokens;
+  if (!schedule_lockstep(pass, batch)) pass.budget = leave_lockstep(batch, in_flight, preempted);
+  if (!preempted.empty()) return;  // a victim closes admission for the whole pass
+  if (!waiting_.empty()) admit_waiting(pass, batch, failed);
+  capacity_bound_ = !waiting_.empty();
+}
+
+// Somebody has to be preempted, or not all are in lockstep: visit everybody. What is left of the budget.
+std::int64_t Scheduler::leave_lockstep(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted) {
+  Pass pass;
+  pass.budget = config_.max_num_batched_tokens;
+  batch.features = StepFeatures{};
+  batch.num_lockstep = 0;
+  settle_all(in_flight);
+  schedule_running(pass, batch, preempted);
+  return pass.budget;
+}
+
+void Scheduler::schedule_visiting(Batch& batch, std::vector<Outcome>& preempted, std::vector<Outcome>& failed) {
+  Pass pass;
   batch.entries.clear();
   batch.features = StepFeatures{};
   batch.pass = pass_;
   batch.num_lockstep = 0;
   pass.budget = config_.max_num_batched_tokens;
-  if (!lockstep_) prepare(pass);
-  if (!lockstep_ || !schedule_lockstep(pass, batch)) {
-    if (lockstep_) settle_all(in_flight);
-    schedule_running(pass, batch, preempted);
-  }
-  if (preempted.empty()) {  // a victim closes admission for the whole pass
-    if (!waiting_.empty()) admit_waiting(pass, batch, failed);
+  prepare(pass);
+  schedule_running(pass, batch, preempted);
+  if (preempted.empty()) {
+    admit_waiting(pass, batch, failed);
     if (!pass.hold) capacity_bound_ = !waiting_.empty();
   }
+  finish_pass(pass, batch);
 }
 
 void Scheduler::schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted,
                          std::vector<Outcome>& failed) {
+  if (!lockstep_) return schedule_visiting(batch, preempted, failed);
   Pass pass;
   start_pass(pass, batch, in_flight, preempted, failed);
   finish_pass(pass, batch);

@@ -79,6 +79,7 @@ class Scheduler {
 
   // A stretch of passes, each followed or preceded by results, that change counters alone.
   SteadyState steady_state(std::size_t depth);
+  bool may_skip() const { return lockstep_ && group_.ending.empty(); }  // else there are none for certain
   // Make `passes` such passes, and process as many results.
   void skip(const SteadyState& steady, std::int64_t passes, std::size_t depth);
   // The one prefill that is not finished; -1 if none.
@@ -135,6 +136,9 @@ class Scheduler {
   void prepare(Pass& pass) const;
   void start_pass(Pass& pass, Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted,
                   std::vector<Outcome>& failed);
+  [[gnu::noinline]] void schedule_visiting(Batch& batch, std::vector<Outcome>& preempted,
+                                           std::vector<Outcome>& failed);
+  [[gnu::noinline]] std::int64_t leave_lockstep(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted);
   std::int64_t seats() const {
     return config_.max_num_active_seqs > 0 ? config_.max_num_active_seqs : config_.max_num_seqs;
   }
@@ -186,6 +190,7 @@ class Scheduler {
   bool end_due(std::int64_t pass) const {
     return next_end() <= pass || (!group_.ending.empty() && pass_of(group_.ending.front()) <= pass);
   }
+  void push_end(End end);
   End pop_end();
   void forget_end(std::int32_t slot);
   void collect_ending();

@@ -28,14 +28,14 @@ struct StepTimeModel {
 
   // Time of the accelerator. Throws std::overflow_error beyond the clock.
   Picoseconds device_time(const StepFeatures& f) const {
-    Wide t = b0 + static_cast<Wide>(b1) * f.num_tokens + static_cast<Wide>(b2) * f.sum_decode_context;
-    if (f.num_tokens > hinge_tokens) t += static_cast<Wide>(b1x) * (f.num_tokens - hinge_tokens);
+    Picoseconds t = b0;  // 64 bits, and more only where they do not suffice
+    bool fits = add_term(t, b1, f.num_tokens) && add_term(t, b2, f.sum_decode_context);
+    if (f.num_tokens > hinge_tokens) fits = fits && add_term(t, b1x, f.num_tokens - hinge_tokens);
     if (f.num_prefills > 0) {
-      t += static_cast<Wide>(b3) * f.prefill_attention;
-      t += static_cast<Wide>(b4) * f.sum_decode_context;
-      t += static_cast<Wide>(b5) * f.num_prefills;
+      fits = fits && add_term(t, b3, f.prefill_attention) && add_term(t, b4, f.sum_decode_context) &&
+             add_term(t, b5, f.num_prefills);
     }
-    return checked(t);
+    return fits && t >= 0 && t < kNever ? t : wide_device_time(f);
   }
   bool operator==(const StepTimeModel&) const = default;
   // One period of the loop: T + host (synchronous) or max(T, host) (asynchronous); an empty batch takes 0.
@@ -49,6 +49,11 @@ struct StepTimeModel {
 
  private:
   [[noreturn]] static void fail_overflow();
+  static bool add_term(Picoseconds& sum, Picoseconds each, std::int64_t count) {
+    Picoseconds term = 0;
+    return !__builtin_mul_overflow(each, count, &term) && !__builtin_add_overflow(sum, term, &sum);
+  }
+  [[gnu::noinline]] Picoseconds wide_device_time(const StepFeatures& f) const;
 };
 
 // Multiplicative noise per step: a pure hash of (seed, instance, step) picks a row of a table of factors in 2^-32.
