@@ -115,11 +115,22 @@ class PlainStepper:
     def _schedule(self) -> None:
         """Make one pass: running requests catch up in order, then waiting ones are admitted."""
         batch = _Flight()
-        put, budget = self._put, self._budget
+        put, budget, block, sampling = self._put, self._budget, self._block, batch.sampling
         for request in self._running:
             if batch.tokens == budget:
                 break
-            put(request, batch)
+            position = request.computed
+            if position < request.prompt:
+                put(request, batch)
+                continue
+            batch.context += position  # a decode; what _put does, without a call
+            batch.tokens += 1
+            request.computed = end = position + 1
+            if end > request.blocks * block:
+                request.blocks += 1
+                self._free -= 1
+            request.known = end + 1
+            sampling.append(request)
         if self._free < 0:
             raise SimulationError("the plain stepper has run out of KV blocks; give it more, or less load")
         while self._waiting and batch.tokens < self._budget and len(self._running) < self._seats:
@@ -132,16 +143,12 @@ class PlainStepper:
         self._launch(batch)
 
     def _put(self, request: _Request, batch: _Flight) -> None:
-        """Give a request the tokens and blocks that it has to catch up on."""
+        """Give a request that is not through its prompt the tokens and blocks that it has to catch up on."""
         position = request.computed
-        if position >= request.prompt:
-            tokens = 1
-            batch.context += position
-        else:
-            tokens = min(request.known - position, self._budget - batch.tokens)
-            batch.prefills += 1
-            batch.prefill_tokens += tokens
-            batch.attention += tokens * position + tokens * (tokens + 1) // 2
+        tokens = min(request.known - position, self._budget - batch.tokens)
+        batch.prefills += 1
+        batch.prefill_tokens += tokens
+        batch.attention += tokens * position + tokens * (tokens + 1) // 2
         end = request.computed = position + tokens
         if end > request.blocks * self._block:
             needed = -(-end // self._block)
