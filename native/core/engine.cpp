@@ -97,14 +97,12 @@ void Engine::drop_cancelled(Picoseconds before) {
   }
 }
 
-void Engine::take_inputs() {
+[[gnu::flatten]] void Engine::take_arrivals() {
   while (!inbox_.empty() && inbox_.front().at <= clock_) {
     scheduler_.enqueue(inbox_.front().slot);
     last_input_ = std::max(last_input_, inbox_.front().at);
     inbox_.pop_front();
   }
-  apply_cancels(clock_ + 1);
-  intake_ = clock_;
 }
 
 void Engine::launch(InFlight& flight) {
@@ -127,9 +125,13 @@ void Engine::launch(InFlight& flight) {
   flight.start = start;
   flight.end = end;
   device_free_ = end;
+  if (!flight.batch.entries.empty()) tell_admissions(flight);
+}
+
+void Engine::tell_admissions(const InFlight& flight) {
   for (const BatchEntry& entry : flight.batch.entries) {
     if (!entry.first_admission) continue;
-    emit(EventKind::scheduled, entry.id, start, scheduler_.detail(entry.slot).num_cached_tokens);
+    emit(EventKind::scheduled, entry.id, flight.start, scheduler_.detail(entry.slot).num_cached_tokens);
   }
 }
 
@@ -164,33 +166,42 @@ void Engine::conclude(InFlight* next) {
     if (room && (!next->batch.empty() || scheduler_.has_requests())) return;
   }
   waiting_for_batch_ = num_flights_ > 0;
-  if (changed) return;
+  if (!changed) note_stall();
+}
+
+void Engine::note_stall() {
   stalled_ = scheduler_.num_running() > 0 || !scheduler_.waiting().empty();
   for (std::size_t i = 0; i < num_flights_; ++i) stalled_ = stalled_ && flight(i).batch.empty();
 }
 
 void Engine::process_results() {
-  const InFlight& done = flight(0);
-  const Picoseconds now = std::max(clock_, done.end);
-  clock_ = now;
-  apply_cancels(done.end);
-  scheduler_.update(done.batch, results_);
-  const bool delivered = !results_.empty() || done.batch.num_lockstep > 0;
+  deliver(flight(0));
   first_flight_ ^= 1;
   --num_flights_;
   waiting_for_batch_ = false;
-  for (const Outcome& r : results_) {
-    if (r.num_output_tokens == 1) emit(EventKind::first_token, r.id, now, 1);
-    if (options_.record_tokens) emit(EventKind::token, r.id, now, r.num_output_tokens);
-    if (r.reason != EndReason::none) emit(EventKind::finished, r.id, now, r.num_output_tokens, r.reason);
-  }
-  results_.clear();
+}
+
+void Engine::deliver(const InFlight& done) {
+  clock_ = std::max(clock_, done.end);
+  apply_cancels(done.end);
+  scheduler_.update(done.batch, results_);
+  const bool delivered = done.batch.num_lockstep > 0 || !results_.empty();
+  if (!results_.empty()) tell_results();
   if (delivered) {
     iterations_without_token_ = 0;
     livelock_limit_ = kLeastLivelockLimit;
   } else {
     count_idle_iteration();
   }
+}
+
+void Engine::tell_results() {
+  for (const Outcome& r : results_) {
+    if (r.num_output_tokens == 1) emit(EventKind::first_token, r.id, clock_, 1);
+    if (options_.record_tokens) emit(EventKind::token, r.id, clock_, r.num_output_tokens);
+    if (r.reason != EndReason::none) emit(EventKind::finished, r.id, clock_, r.num_output_tokens, r.reason);
+  }
+  results_.clear();
 }
 
 // Two requests can evict each other for ever, in the real engine too. Between two tokens a run can need no more
@@ -240,7 +251,46 @@ bool Engine::start_iteration(Picoseconds limit) {
   return true;
 }
 
-[[gnu::flatten]] Engine::Told Engine::work(Picoseconds limit, bool until_told) {
+[[gnu::flatten]] bool Engine::run_full_row(Picoseconds limit, bool until_told) {
+  const auto has_told = [this, until_told, told = until_told ? events_.size() : 0] {
+    return until_told && events_.size() != told;
+  };
+  InFlight* turn = in_register(&flight(0));  // done, and then the batch that follows the others
+  InFlight* other = in_register(&flight(1));
+  for (;;) {
+    if (turn->end > limit) {
+      wake_ = turn->end;
+      return true;
+    }
+    ++num_changes_;
+    if (may_jump(limit) && jump(limit)) continue;
+    deliver(*turn);
+    if (clock_ >= limit || !scheduler_.has_requests() || has_told()) {
+      first_flight_ ^= 1;
+      --num_flights_;
+      waiting_for_batch_ = false;
+      return false;
+    }
+    ++num_changes_;
+    take_inputs();
+    scheduler_.schedule(turn->batch, async_ ? &other->batch : nullptr, preempted_, failed_);
+    launch(*turn);
+    const bool evicts = !preempted_.empty() || !failed_.empty();
+    if (evicts) tell_evictions();
+    const bool changed = evicts || !turn->batch.empty();
+    if (async_) {
+      first_flight_ ^= 1;
+      std::swap(turn, other);
+    }
+    if (!changed) {
+      note_stall();
+      return false;
+    }
+    if (has_told()) return false;
+  }
+}
+
+Engine::Told Engine::work(Picoseconds limit, bool until_told) {
   const std::size_t told = events_.size();
   wake_ = 0;
   if (in_pass_) {
@@ -248,6 +298,10 @@ bool Engine::start_iteration(Picoseconds limit) {
     if (until_told && events_.size() != told) return Told::by_pass;
   }
   for (;;) {
+    if (in_full_row()) {
+      if (run_full_row(limit, until_told)) return Told::nothing;
+      if (until_told && events_.size() != told) return waiting_for_batch_ ? Told::by_pass : Told::by_results;
+    }
     const bool results = waiting_for_batch_;
     if (results) {
       if (flight(0).end > limit) {
@@ -255,7 +309,6 @@ bool Engine::start_iteration(Picoseconds limit) {
         return Told::nothing;
       }
       ++num_changes_;
-      if (may_jump(limit) && jump(limit)) continue;
       process_results();
     } else {
       if (!start_iteration(limit)) {

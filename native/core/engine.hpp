@@ -171,12 +171,12 @@ class Engine {
   const InFlight& flight(std::size_t i) const { return flights_[first_flight_ ^ i]; }
 
   // fast_forward.cpp: run over a stretch of steps of unchanged composition that ends before the limit; false: none.
-  bool jump(Picoseconds limit);
+  [[gnu::noinline]] bool jump(Picoseconds limit);
   // Whether to try: only if one more step like the last has time to run.
   bool may_jump(Picoseconds limit) const {
-    const InFlight& last = flight(num_flights_ - 1);
+    const InFlight& last = *in_register(&flight(num_flights_ - 1));
     const Picoseconds end = last.end, period = end - last.start;
-    return limit - end > period && (inbox_.empty() || inbox_.front().at - end > period) && scheduler_.may_skip() &&
+    return limit - end > period && (inbox_.empty() || inbox_.front().at - end > period) && scheduler_.may_skip(depth()) &&
            last.batch.unchanging();
   }
   static StepFeatures features_of(const SteadyState& steady, std::int64_t step);
@@ -184,12 +184,16 @@ class Engine {
 
   enum class Told : std::uint8_t { nothing, by_pass, by_results };
 
-  // Work until nothing is left to do before the limit or, on demand, something is told of. A step is a row of small
-  // calls, inlined here as a whole but for the rare ones: calling them costs a seventh of its instructions.
+  // Work until nothing is left to do before the limit or, on demand, something is told of.
   Told work(Picoseconds limit, bool until_told);
+  // The same as long as the row of batches in flight is full, so that a pass follows every result. A step is a row of
+  // small calls, inlined here as a whole but for the rare ones: calling them costs a seventh of its instructions, and
+  // the checks that a full row spares a tenth.
+  bool in_full_row() const { return waiting_for_batch_ && num_flights_ == depth() && !stalled_; }
+  bool run_full_row(Picoseconds limit, bool until_told);  // true: nothing is left to do before the limit
   bool idle() const { return stalled_ || (!scheduler_.has_requests() && num_flights_ == 0); }
   bool start_iteration(Picoseconds limit);  // false: none starts before the limit
-  void iterate();                        // take inputs, one pass, perhaps wait for the oldest batch
+  [[gnu::noinline]] void iterate();         // take inputs, one pass, perhaps wait for the oldest batch
   InFlight& next_flight(Batch*& before) {
     InFlight& next = flight(num_flights_);
     before = num_flights_ > 0 ? &flight(num_flights_ - 1).batch : nullptr;
@@ -207,14 +211,23 @@ class Engine {
     return config.blocks_for(prompt_tokens) > config.num_usable_blocks() ? EndReason::kv_capacity : EndReason::none;
   }
   static RequestSpec spec_of(const Submission& submission, const SchedulerConfig& config);
-  void take_inputs();
+  void take_inputs() {
+    if (!inbox_.empty() && inbox_.front().at <= clock_) take_arrivals();
+    apply_cancels(clock_ + 1);
+    intake_ = clock_;
+  }
+  [[gnu::noinline]] void take_arrivals();
   void apply_cancels(Picoseconds before) {
     if (!cancels_.empty()) drop_cancelled(before);
   }
   [[gnu::noinline]] void drop_cancelled(Picoseconds before);
   void launch(InFlight& flight);
+  [[gnu::noinline]] void tell_admissions(const InFlight& flight);
+  [[gnu::noinline]] void tell_results();
   [[gnu::noinline]] void tell_evictions();
-  void process_results();
+  [[gnu::noinline]] void process_results();
+  void deliver(const InFlight& done);
+  [[gnu::noinline]] void note_stall();
   [[gnu::noinline]] void count_idle_iteration();
   [[noreturn]] void fail_livelock() const;
 

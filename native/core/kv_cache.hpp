@@ -88,6 +88,7 @@ class KvCache {
 
   bool exact() const { return exact_; }
   std::int64_t num_free_blocks() const { return exact_ ? pool_.num_free() : counted_.num_free(); }
+  std::int64_t num_free_counted() const { return counted_.num_free(); }  // where blocks have no identity
   // Only for a restored scheduler that counts: how many blocks are free.
   void set_num_free_blocks(std::int64_t count) { counted_.set_num_free(count); }
 

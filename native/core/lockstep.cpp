@@ -156,7 +156,7 @@ void Scheduler::forget_end(std::int32_t slot) {
 }
 
 // Asynchronous loop: set apart those whose last token is in flight; where that is known no pass schedules them.
-void Scheduler::collect_ending() {
+[[gnu::flatten]] void Scheduler::collect_ending() {
   while (next_end() < pass_) {
     const End end = pop_end();
     RequestState& r = state(slot_of(end));
@@ -172,36 +172,34 @@ std::int32_t Scheduler::partial_prefill() const {
 }
 
 bool Scheduler::schedule_lockstep(Pass& pass, Batch& batch) {
-  if (config_.async_scheduling && next_end() < pass_) collect_ending();
-  std::int32_t partial = -1;
-  if (!all_in_lockstep(partial)) {
-    partial = partial_prefill();
-    if (!all_in_lockstep(partial)) return false;
-  }
+  if (next_end() < pass_ && config_.async_scheduling) collect_ending();
+  const bool has_partial = !all_in_lockstep(-1);
+  const std::int32_t partial = has_partial ? partial_prefill() : -1;
+  if (has_partial && !all_in_lockstep(partial)) return false;
   const std::int64_t decodes = group_.size;
   const std::int64_t taken = group_.by_phase[static_cast<std::size_t>(phase_)];
   std::int64_t needed = taken;
   std::int64_t chunk = 0;
-  if (partial >= 0) {
+  if (has_partial) {
     const RequestState& r = request(partial);
     chunk = std::min(r.num_tokens() - r.num_computed_tokens, pass.budget - decodes);
     needed += config_.blocks_for(r.num_computed_tokens + chunk) - r.num_blocks;
   }
-  if (needed > kv_.num_free_blocks()) return false;
+  if (needed > kv_.num_free_counted()) return false;
 
   kv_.take_counted(taken);
   pass.budget -= decodes;
   batch.num_lockstep = decodes;
   batch.features = {decodes, decodes, group_.sum_context, 0, 0};
   group_.sum_context += decodes;
-  if (partial >= 0) {
+  if (has_partial) {
     kv_.allocate(partial, state(partial), chunk, 0, false, 0);
     append(pass, batch, partial, chunk, false);
   }
   return true;
 }
 
-void Scheduler::finish_lockstep(std::int64_t pass, std::vector<Outcome>& results) {
+[[gnu::flatten]] void Scheduler::finish_lockstep(std::int64_t pass, std::vector<Outcome>& results) {
   std::vector<End>& ending = group_.ending;
   while (next_end() <= pass) ending.push_back(pop_end());
   const auto is_over = [pass](End end) { return pass_of(end) <= pass; };

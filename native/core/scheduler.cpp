@@ -286,7 +286,7 @@ void Scheduler::admit_waiting(Pass& pass, Batch& batch, std::vector<Outcome>& fa
 }
 
 // 2.7
-void Scheduler::finish_pass(const Pass& pass, Batch& batch) {
+[[gnu::flatten]] void Scheduler::finish_entries(Batch& batch) {
   for (BatchEntry& entry : batch.entries) {
     RequestState& r = state(entry.slot);
     batch.features.add(entry.start, entry.num_tokens, entry.decode);
@@ -299,6 +299,10 @@ void Scheduler::finish_pass(const Pass& pass, Batch& batch) {
     if (config_.async_scheduling) r.num_output_placeholders += 1;
     if (lockstep_) join(entry);
   }
+}
+
+void Scheduler::finish_pass(const Pass& pass, Batch& batch) {
+  if (!batch.entries.empty()) finish_entries(batch);
   if (!batch.empty()) ++num_executed_;
   if (pass.interval > 1 && pass.did_prefill) last_prefill_ = num_executed_;
   unflushed_ends_ = false;
@@ -314,8 +318,14 @@ void Scheduler::start_pass(Pass& pass, Batch& batch, Batch* in_flight, std::vect
   pass.budget = config_.max_num_batched_tokens;
   if (!schedule_lockstep(pass, batch)) pass.budget = leave_lockstep(batch, in_flight, preempted);
   if (!preempted.empty()) return;  // a victim closes admission for the whole pass
-  if (!waiting_.empty()) admit_waiting(pass, batch, failed);
+  if (!waiting_.empty()) admit_in_lockstep(pass.budget, batch, failed);
   capacity_bound_ = !waiting_.empty();
+}
+
+[[gnu::flatten]] void Scheduler::admit_in_lockstep(std::int64_t budget, Batch& batch, std::vector<Outcome>& failed) {
+  Pass pass;
+  pass.budget = budget;
+  admit_waiting(pass, batch, failed);
 }
 
 // Somebody has to be preempted, or not all are in lockstep: visit everybody. What is left of the budget.
@@ -361,10 +371,9 @@ void Scheduler::begin_pass(Batch& batch, Batch* in_flight, std::vector<Outcome>&
 
 // In lockstep form a pass has neither threshold nor cadence, so nothing of it but its budget need be remembered.
 void Scheduler::admit_more(Batch& batch, std::vector<Outcome>& failed) {
-  Pass pass;
-  pass.budget = config_.max_num_batched_tokens - batch.num_lockstep;
-  for (const BatchEntry& entry : batch.entries) pass.budget -= entry.num_tokens;
-  admit_waiting(pass, batch, failed);
+  std::int64_t budget = config_.max_num_batched_tokens - batch.num_lockstep;
+  for (const BatchEntry& entry : batch.entries) budget -= entry.num_tokens;
+  admit_in_lockstep(budget, batch, failed);
   capacity_bound_ = !waiting_.empty();
 }
 
@@ -408,10 +417,14 @@ void Scheduler::update_entry(const BatchEntry& entry, std::int64_t pass, std::ve
   close_slot(entry.slot);
 }
 
+[[gnu::flatten]] void Scheduler::update_entries(const Batch& batch, std::vector<Outcome>& results) {
+  for (const BatchEntry& entry : batch.entries) update_entry(entry, batch.pass, results);
+}
+
 // 4.1
 void Scheduler::update(const Batch& batch, std::vector<Outcome>& results) {
   results_ = batch.pass + 1;
-  for (const BatchEntry& entry : batch.entries) update_entry(entry, batch.pass, results);
+  if (!batch.entries.empty()) update_entries(batch, results);
   if (lockstep_ && end_due(batch.pass)) finish_lockstep(batch.pass, results);
 }
 

@@ -79,7 +79,10 @@ class Scheduler {
 
   // A stretch of passes, each followed or preceded by results, that change counters alone.
   SteadyState steady_state(std::size_t depth);
-  bool may_skip() const { return lockstep_ && group_.ending.empty(); }  // else there are none for certain
+  // If not, there are none for certain.
+  bool may_skip(std::size_t depth) const {
+    return lockstep_ && group_.ending.empty() && next_end() - results_ >= static_cast<std::int64_t>(2 * depth);
+  }
   // Make `passes` such passes, and process as many results.
   void skip(const SteadyState& steady, std::int64_t passes, std::size_t depth);
   // The one prefill that is not finished; -1 if none.
@@ -148,8 +151,11 @@ class Scheduler {
   std::int32_t choose_victim() const;
   void preempt(std::int32_t slot);
   void append(Pass& pass, Batch& batch, std::int32_t slot, std::int64_t tokens, bool admitted);
+  [[gnu::noinline]] void admit_in_lockstep(std::int64_t budget, Batch& batch, std::vector<Outcome>& failed);
   void finish_pass(const Pass& pass, Batch& batch);
+  [[gnu::noinline]] void finish_entries(Batch& batch);
   EndReason end_reason(const RequestState& request) const;
+  [[gnu::noinline]] void update_entries(const Batch& batch, std::vector<Outcome>& results);
   void update_entry(const BatchEntry& entry, std::int64_t pass, std::vector<Outcome>& results);
 
   // lockstep.cpp
@@ -193,9 +199,9 @@ class Scheduler {
   void push_end(End end);
   End pop_end();
   void forget_end(std::int32_t slot);
-  void collect_ending();
+  [[gnu::noinline]] void collect_ending();
   bool schedule_lockstep(Pass& pass, Batch& batch);  // false: somebody must be preempted, nothing was changed
-  void finish_lockstep(std::int64_t pass, std::vector<Outcome>& results);
+  [[gnu::noinline]] void finish_lockstep(std::int64_t pass, std::vector<Outcome>& results);
   void finish(std::int32_t slot, std::int64_t pass, std::vector<Outcome>& results, std::ptrdiff_t& num_before);
   bool all_in_lockstep(std::int32_t partial) const {
     return group_.size + group_.num_excluded + (partial >= 0 ? 1 : 0) == num_running_;
