@@ -123,7 +123,8 @@ def _method(loaded: common.Loaded, found: dict[str, Any]) -> list[str]:
     others = len(found["policies"]) - 1
     lines = [
         f"{measure_text(scenario)}; percentiles: linear",
-        f"base rate {loaded.base.rate_rps:.6g} req/s ({loaded.base.source}); rates are set by rate_scale"
+        f"base rate {loaded.base.rate_rps:.6g} req/s ({loaded.base.source}); rates are set by "
+        f"{'rate_scale' if scenario.workload.rate_rps is None else 'rate_rps, so that bursts last as long at each'}"
         if loaded.base.rate_rps is not None
         else f"no rate: {loaded.base.source}",
     ]

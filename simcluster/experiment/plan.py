@@ -101,13 +101,21 @@ def make_points(
     chosen: Sequence[float | None] = rates or [None]
     for each in fields:
         for rate in chosen:
-            scale = {} if rate is None else {"workload.rate_scale": base.scale_for(rate)}
-            changed = with_fields(scenario, {**each, **scale})
-            own_rate = None
-            if not any(path in each for path in ("workload.trace", "workload.recipe", "workload.limit")):
-                own_rate = None if base.rate_rps is None else base.rate_rps * changed.workload.rate_scale
-            points.append(Point(changed, each, own_rate if rate is None else rate))
+            changed = with_fields(scenario, each)
+            if rate is not None:
+                changed = with_fields(changed, base.fields_for(rate, changed.workload))
+            points.append(Point(changed, each, _own_rate(changed, each, base) if rate is None else rate))
     return points
+
+
+def _own_rate(changed: Scenario, fields: Mapping[str, Any], base: BaseRate) -> float | None:
+    """Return the rate of a point that none was asked for; None where other requests arrive than at the base."""
+    workload = changed.workload
+    if workload.rate_rps is not None:
+        return workload.rate_rps * workload.rate_scale
+    if base.rate_rps is None or any(f"workload.{name}" in fields for name in ("trace", "recipe", "limit", "rate_rps")):
+        return None
+    return base.rate_rps * workload.rate_scale
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 from simcluster.errors import ConfigError
 from simcluster.experiment.build import build_world
 from simcluster.experiment.run import run_policy
-from simcluster.scenario import Measure, Scenario
+from simcluster.scenario import Measure, Scenario, Workload
 from simcluster.shipped import find_file
 from simcluster.units import PS_PER_S
 from simcluster.workload.recipe import Constant, Gamma, Mmpp2, Poisson, load_recipe
@@ -44,6 +44,19 @@ class BaseRate:
         if self.rate_rps is None:
             raise ConfigError(f"--rates: {self.source}; leave --rates out")
         return rate_rps / self.rate_rps
+
+    def fields_for(self, rate_rps: float, workload: Workload) -> dict[str, float]:
+        """Return the scenario fields that give a rate.
+
+        Where the workload has a rate of its own, that is set: bursts then keep the times for which they last, which
+        a scale would squeeze.
+
+        Raises:
+            ConfigError: the scenario has no rate to scale.
+        """
+        if workload.rate_rps is not None:
+            return {"workload.rate_rps": rate_rps, "workload.rate_scale": 1.0}
+        return {"workload.rate_scale": self.scale_for(rate_rps)}
 
 
 def base_rate(scenario: Scenario, path: Path, world: World) -> BaseRate:

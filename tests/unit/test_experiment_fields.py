@@ -163,6 +163,32 @@ def test_arrivals_all_at_once_have_no_rate_to_set(tmp_path: Path) -> None:
     assert make_points(scenario, [{}], None, base)[0].rate_rps is None
 
 
+def test_a_rate_of_the_scenario_itself_is_set_and_bursts_keep_the_times_for_which_they_last() -> None:
+    scenario, where = load_scenario("paper-mmpp")
+    base = base_rate(scenario, where, build_world(scenario, where))
+    points = make_points(scenario, [{"workload.burst_ratio": 6.0, "workload.rate_scale": 2.0}], [7.0, 14.0], base)
+    assert [point.scenario.workload.rate_rps for point in points] == [7.0, 14.0]
+    assert [point.scenario.workload.rate_scale for point in points] == [1.0, 1.0]
+    spread = []
+    for point in points:
+        asked = with_fields(point.scenario, {"workload.rate_rps": point.rate_rps, "workload.rate_scale": 1.0})
+        arrivals = build_world(point.scenario, where).known.arrival_ps
+        assert np.array_equal(arrivals, build_world(asked, where).known.arrival_ps)
+        counts = np.bincount(arrivals // 10**12)  # per second
+        spread.append(np.corrcoef(counts[:-1], counts[1:])[0, 1])
+    # A scale of 2 instead would halve the time for which a rate lasts: another process, not this one.
+    squeezed = with_fields(scenario, {"workload.burst_ratio": 6.0, "workload.rate_scale": 2.0})
+    assert not np.array_equal(build_world(squeezed, where).known.arrival_ps, arrivals)
+    assert min(spread) > 0.2  # seconds next to each other are alike, at either rate
+
+
+def test_points_say_the_rate_that_their_own_fields_set() -> None:
+    scenario, where = load_scenario("paper")
+    base = base_rate(scenario, where, build_world(scenario, where))
+    fields = [{}, {"workload.rate_rps": 4.0}, {"workload.rate_rps": 4.0, "workload.rate_scale": 2.0}]
+    assert [point.rate_rps for point in make_points(scenario, fields, None, base)] == [8.0, 4.0, 8.0]
+
+
 def test_auto_rates_reach_from_one_request_at_a_time_to_all_at_once(tmp_path: Path) -> None:
     # Prompt 4, answer 3 under 10 ms + 1 ms per token: alone 14 + 11 + 11 = 36 ms. At once, the second one comes 1 us
     # later, when the first's step has begun: 14 + 15 + 12 + 11 = 52 ms.
