@@ -20,8 +20,15 @@ class Uncrowded:
         self._ties = settings.ties  # decides among equals by the scenario's rule; for chance use settings.rng
         self._most = most
 
+        self._crowded = 0
+
     def route(self, request: Request, view: ClusterView) -> Decision:
         """Choose an instance; returning its index would do as well."""
         load = view.num_resident()
+        self._crowded += bool((load > self._most).all())
         score = np.where(load <= self._most, request.predicted_utility, _CROWDED - load)
         return choose_best(score, self._ties, view.healthy)
+
+    def report(self) -> dict[str, int]:
+        """Tell what the run's summary should say (`policy_reports`); optional, anything that JSON can hold."""
+        return {"crowded_everywhere": self._crowded}

@@ -1,5 +1,6 @@
 """`python -m simcluster`."""
 
-from simcluster.cli import main
+from simcluster.entry import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from simcluster import _native
 from simcluster.card import FrontEnd, ServiceRates, StepTimeFit
@@ -105,6 +105,6 @@ def lognormal_factors(sigma: float) -> npt.NDArray[np.int64]:
         (4096,) int64; the quantiles at the middle of equal shares, scaled to mean 1.
     """
     shares = (np.arange(_NOISE_ROWS) + 0.5) / _NOISE_ROWS
-    factors = np.exp(sigma * norm.ppf(shares))
+    factors = np.exp(sigma * ndtri(shares))
     units: npt.NDArray[np.int64] = np.rint(factors / factors.mean() * _FACTOR_UNIT).astype(np.int64)
     return units

@@ -25,6 +25,7 @@ LAYERS = [
     ["paper"],
     ["bench"],
     ["cli"],
+    ["entry"],
     ["__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names} | {"__init__": 0}

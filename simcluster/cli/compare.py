@@ -66,7 +66,7 @@ def compare_policies(
 
     * `simcluster compare quickstart --trace my_trace.parquet --policies sfs,random --json`
     """
-    loaded = common.load(scenario, policies, policy, seed, trace, recipe)
+    loaded = common.load(scenario, policies, policy, seed, trace, recipe, show=not quiet)
     is_one_trace = loaded.is_one_trace
     rules = _rules(loaded, metric, reference, until_width, max_seeds, block_requests)
     first = loaded.scenario.seed

@@ -15,8 +15,8 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from simcluster.cli.building import built
 from simcluster.errors import ConfigError
-from simcluster.experiment.build import build_world
 from simcluster.experiment.executors import EXECUTORS
 from simcluster.experiment.fields import with_fields
 from simcluster.experiment.plan import Runner
@@ -103,7 +103,14 @@ class Loaded:
 
 
 def load(
-    name: str, policies: str | None, policy: list[str] | None, seed: int | None, trace: Path | None, recipe: str | None
+    name: str,
+    policies: str | None,
+    policy: list[str] | None,
+    seed: int | None,
+    trace: Path | None,
+    recipe: str | None,
+    *,
+    show: bool = True,
 ) -> Loaded:
     """Read a scenario with the options of the command line and make sure that it can run.
 
@@ -124,7 +131,7 @@ def load(
         fields["workload.recipe"] = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe
     scenario = with_fields(scenario, fields)
     scenario = scenario if seed is None else scenario.model_copy(update={"seed": seed})
-    world = build_world(scenario, path)
+    world = built(scenario, path, show=show)
     return Loaded(scenario, path, chosen, world, base_rate(scenario, path, world))
 
 

@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from simcluster.experiment.build import build_world
+from simcluster.cli.building import built
 from simcluster.experiment.run import EngineName, PolicyRun, engine_factory, run_policies
 from simcluster.records import output_folder
 from simcluster.report.estimator_tables import estimator_table
@@ -95,7 +95,7 @@ def run(
     policies = _checked_policies(loaded)
     console = Console(stderr=True)
     with output_folder(out):
-        world = build_world(loaded, path)
+        world = built(loaded, path, show=not quiet)
         if not quiet:
             for warning in world.warnings:
                 console.print(f"warning: {warning}", style="yellow", highlight=False)
@@ -175,7 +175,7 @@ def _reports(runs: list[PolicyRun]) -> list[str]:
     for item in runs:
         for report in item.summary["policy_reports"]:
             parts = [f"{key} {value:.4g}" for key, value in report.items() if isinstance(value, int | float)]
-            lines.append(f"{item.policy}: {', '.join(parts)}")
+            lines += [f"{item.policy}: {', '.join(parts)}"] if parts else []
     return lines
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 import yaml
 
-from simcluster.experiment.build import build_world
+from simcluster.cli.building import built
 from simcluster.routers import check_policy, located
 from simcluster.scenario import Scenario, load_scenario
 
@@ -27,7 +27,7 @@ def check(scenario: _Name) -> None:
     loaded, path = load_scenario(scenario)
     for policy in loaded.routing.policies:
         check_policy(located(policy, path.parent))
-    world = build_world(loaded, path)
+    world = built(loaded, path)
     for warning in world.warnings:
         sys.stderr.write(f"warning: {warning}\n")
     sys.stdout.write(

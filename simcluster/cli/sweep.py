@@ -54,7 +54,7 @@ def sweep_fields(
 
     * `simcluster sweep quickstart --set 'cluster.instances[*].true_model.noise.sigma=0,0.03,0.1' --rates 4,8 --json`
     """
-    loaded = common.load(scenario, policies, policy, seed, trace, recipe)
+    loaded = common.load(scenario, policies, policy, seed, trace, recipe, show=not quiet)
     axes = [parse_axis(text, loaded.scenario) for text in assignments or []]
     _check_axes(axes, rates)
     fields = combine(axes, zipped=zipped)

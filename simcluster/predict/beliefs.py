@@ -1,6 +1,7 @@
 """What routers believe about the answers of a run: means or a predictor, and errors on purpose."""
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -19,6 +20,7 @@ from simcluster.workload import Trace
 __all__ = ["beliefs"]
 
 ROOM = "traces/predictors"
+_TOLD_EVERY = 256  # requests
 
 
 def beliefs(
@@ -30,6 +32,7 @@ def beliefs(
     quality: FloatArray,
     notes: list[str],
     inputs: dict[str, Any],
+    on_predicted: Callable[[int, int], None] | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """Return expected answer lengths [tokens] and qualities, (n, j) each.
 
@@ -42,6 +45,7 @@ def beliefs(
         quality: (n, j) true qualities, for means.
         notes: told what results rest on.
         inputs: told names and hashes of the files that went in.
+        on_predicted: told how many requests a predictor is done with, and of how many.
 
     Raises:
         ConfigError: there is no such predictor.
@@ -59,7 +63,7 @@ def beliefs(
         predictor = load_predictor(file, tokenizer)
         inputs |= {"predictor": file.name, "predictor_sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
         notes.append(f"routers predict answer length and quality by {file.name}, trained on {predictor.origin.source}")
-        lengths, qualities = _predicted(predictor, f"{where} = {routing.predictor!r}", trace, models)
+        lengths, qualities = _predicted(predictor, f"{where} = {routing.predictor!r}", trace, models, on_predicted)
     error = routing.prediction_error
     if error != PredictionError():
         notes.append(
@@ -89,7 +93,13 @@ def _of_trace(
     return lengths, qualities
 
 
-def _predicted(predictor: Predictor, where: str, trace: Trace, models: list[str]) -> tuple[FloatArray, FloatArray]:
+def _predicted(
+    predictor: Predictor,
+    where: str,
+    trace: Trace,
+    models: list[str],
+    on_predicted: Callable[[int, int], None] | None,
+) -> tuple[FloatArray, FloatArray]:
     if trace.prompt is None:
         raise PredictorError(
             f"{where}; the trace has no column prompt to predict from; give a trace with prompts, or predictor: means"
@@ -106,7 +116,11 @@ def _predicted(predictor: Predictor, where: str, trace: Trace, models: list[str]
         raise PredictorError(f"{where}; {error}") from None
     labels = trace.task_labels()
     tasks = [None] * len(trace) if labels is None else labels.tolist()
-    rows = [predict(prompt, task) for prompt, task in zip(trace.prompt.tolist(), tasks, strict=True)]
+    rows = []
+    for k, (prompt, task) in enumerate(zip(trace.prompt.tolist(), tasks, strict=True)):
+        rows.append(predict(prompt, task))
+        if on_predicted is not None and k % _TOLD_EVERY == 0:
+            on_predicted(k + 1, len(trace))
     columns = [distinct.index(model) for model in models]
     return (
         np.stack([length for _, length in rows])[:, columns],

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from scipy.stats import kendalltau
 
 from simcluster.report.metrics import Window
 
@@ -109,6 +108,8 @@ def _mean(values: _Floats | _Bools) -> float | None:
 def _rank_agreement(predicted: _Floats, observed: _Floats) -> float | None:
     if len(predicted) < 2 or (predicted == predicted[0]).all() or (observed == observed[0]).all():
         return None
+    from scipy.stats import kendalltau  # noqa: PLC0415  (slow to import, and needed where somebody predicts)
+
     return float(kendalltau(predicted, observed).statistic)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy.special import ndtr, stdtrit
 
 __all__ = [
     "BLOCK_RESAMPLES",
@@ -55,8 +55,8 @@ def expanded_level(n: int, level: float = LEVEL) -> float:
 
     Source: Hesterberg, The American Statistician 69(4), 2015, section 5.3.
     """
-    quantile = math.sqrt(n / (n - 1)) * float(stats.t.ppf((1 + level) / 2, n - 1))
-    return min(1 - 2 * float(stats.norm.sf(quantile)), 1 - 1e-12)
+    quantile = math.sqrt(n / (n - 1)) * float(stdtrit(n - 1, (1 + level) / 2))
+    return min(1 - 2 * float(ndtr(-quantile)), 1 - 1e-12)
 
 
 def mean_interval(values: FloatArray, rng: np.random.Generator, level: float = LEVEL) -> Interval | None:
@@ -77,6 +77,8 @@ def mean_interval(values: FloatArray, rng: np.random.Generator, level: float = L
     low, high = float(values.min()), float(values.max())
     if low == high:
         return Interval(low, high)
+    from scipy import stats  # noqa: PLC0415  (slow to import, and needed by few commands)
+
     centre = float(values.mean())
     scale = max(high - centre, centre - low)  # to unit size: cubes of tiny values would vanish
     with warnings.catch_warnings():
@@ -101,6 +103,8 @@ def wilcoxon_p(differences: FloatArray) -> float:
     """
     if not differences.any():
         return 1.0
+    from scipy import stats  # noqa: PLC0415
+
     return float(stats.wilcoxon(differences).pvalue)
 
 

@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import json
 import operator
 import sys
 import traceback
@@ -180,10 +181,24 @@ class UserPolicy:
             self._fail(request, f"{name} of its decision is {values!r:.80}; must be {self._count} numbers or None")
         return column
 
+    def _report(self) -> dict[str, Any]:
+        """Ask the user's policy what it tells about the run; it must be what JSON can hold."""
+        try:
+            found = self._inner.report()
+            told: Any = json.loads(json.dumps(found, allow_nan=False))
+        except Exception as error:
+            raise PolicyError(f"policy {self._name}: report failed: {_said(error)}") from error
+        if not isinstance(told, dict):
+            raise PolicyError(f"policy {self._name}: report returned {found!r:.80}; must be a dict for the summary")
+        return told
+
     def _fail(self, request: int, what: str, error: Exception | None = None) -> NoReturn:
         raise PolicyError(f"policy {self._name}: request {request}: {what}") from error
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name == "report":
+            getattr(self._inner, name)  # an AttributeError if it has none
+            return self._report
         if not name.startswith("observe_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         method = getattr(self._inner, name)

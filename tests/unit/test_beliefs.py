@@ -9,10 +9,11 @@ import pytest
 
 from predictor_tables import predictor
 from simcluster.errors import ConfigError, PredictorError
+from simcluster.experiment.build import build_world
 from simcluster.predict.heads import Rounds
 from simcluster.predict.predictor import Predictor
 from simcluster.predict.train import train_predictor
-from simcluster.scenario import load_scenario
+from simcluster.scenario import Scenario, load_scenario
 from simcluster.world import World
 from small_cluster import make_card, make_world, scenario_data
 
@@ -31,11 +32,17 @@ def columns(trained: Predictor | None, texts: tuple[str, ...] = ()) -> dict[str,
 
 
 def world(folder: Path, trace: dict[str, Any], models: tuple[str, ...] = ("m1", "m2"), **routing: Any) -> World:
+    return scenario_and_world(folder, trace, models, **routing)[1]
+
+
+def scenario_and_world(
+    folder: Path, trace: dict[str, Any], models: tuple[str, ...] = ("m1", "m2"), **routing: Any
+) -> tuple[Scenario, World]:
     for model in models:
         if not (folder / f"{model}.json").exists():
             make_card(folder, model, model=model)
     instances = [{"card": f"{model}.json", "price": PRICE} for model in models]
-    return make_world(folder, trace, scenario_data(instances, routing=routing))[1]
+    return make_world(folder, trace, scenario_data(instances, routing=routing))
 
 
 def per_instance(found: World, values: Any) -> Any:
@@ -44,6 +51,18 @@ def per_instance(found: World, values: Any) -> Any:
 
 def lengths(found: World) -> Any:
     return per_instance(found, found.known.predicted_output_tokens)
+
+
+def test_it_is_told_how_far_predicting_is_and_nothing_without_a_predictor(tmp_path: Path) -> None:
+    trained, table = predictor(tmp_path)
+    trained.save(tmp_path / "p.json")
+    trace = columns(trained, table.prompts)
+    routings: tuple[tuple[dict[str, str], list[tuple[int, int]]], ...] = (({"predictor": "p.json"}, [(1, N)]), ({}, []))
+    for routing, expected in routings:
+        scenario, _ = scenario_and_world(tmp_path, trace, **routing)
+        told: list[tuple[int, int]] = []
+        build_world(scenario, tmp_path / "small.yaml", lambda done, total, to=told: to.append((done, total)))  # type: ignore[misc]
+        assert told == expected
 
 
 def test_a_predictor_fills_what_routers_believe(tmp_path: Path) -> None:

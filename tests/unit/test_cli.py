@@ -326,6 +326,22 @@ def read_terminal(controller: int, wait_s: float) -> bytes:
     return os.read(controller, 100_000) if select.select([controller], [], [], wait_s)[0] else b""
 
 
+def test_ctrl_c_during_imports_is_one_line_whatever_is_being_imported(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(  # in place of the real one
+        "import sys, time\n"
+        "sys.stderr.write('importing\\n'); sys.stderr.flush()\n"
+        "try:\n    time.sleep(60)\n"
+        "except BaseException as error:\n    raise ImportError('hidden') from error\n"
+    )
+    environment = ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}
+    run = subprocess.Popen([*COMMAND, "run", "quickstart"], env=environment, stderr=subprocess.PIPE, text=True)
+    assert run.stderr is not None
+    assert run.stderr.readline() == "importing\n"
+    run.send_signal(signal.SIGINT)
+    assert run.communicate(timeout=30)[1] == "error: interrupted\n"
+    assert run.returncode == 130
+
+
 def test_ctrl_c_ends_a_run_with_valid_partial_results(tmp_path: Path) -> None:
     n = 300_000
     write_small(tmp_path, n, routing={"policies": ["shortest_queue", "sfs"]})

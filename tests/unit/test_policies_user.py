@@ -289,3 +289,37 @@ def test_the_example_needs_no_folder_of_its_own(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(EXAMPLE.parents[1])
     check_policy(f"{os.path.relpath(EXAMPLE)}:Uncrowded")
     assert "docs/my_policy.py:Uncrowded" in EXAMPLE.read_text()
+
+
+def test_what_a_policy_reports_stands_in_the_summary_and_in_the_remarks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = f"{EXAMPLE}:Uncrowded:most=0"
+    path = small_scenario(tmp_path, [example, FIXED])
+    code, out, _ = run_cli(capsys, "run", str(path), "--json")
+    found = json.loads(out)["policies"]
+    assert code == 0
+    assert found[example]["policy_reports"] == [{"crowded_everywhere": 0}]
+    assert found[FIXED]["policy_reports"] == []  # it has no report
+    assert "Uncrowded:most=0: crowded_everywhere 0" in run_cli(capsys, "run", str(path))[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return {'rate': float('nan')}", "report failed: ValueError: Out of range float values"),
+        ("return {'router': self}", "report failed: TypeError: Object of type Told is not JSON serializable"),
+        ("return [1]", "report returned [1]; must be a dict for the summary"),
+        ("return 1 / 0", "report failed: ZeroDivisionError: division by zero (told.py:5)"),
+    ],
+)
+def test_a_report_that_json_cannot_hold_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, said: str
+) -> None:
+    file = tmp_path / "told.py"
+    file.write_text(
+        f"class Told:\n    def route(self, request, view):\n        return 0\n    def report(self):\n        {body}\n"
+    )
+    code, out, err = run_cli(capsys, "run", str(small_scenario(tmp_path, [f"{file}:Told"])), "-q")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
