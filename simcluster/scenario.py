@@ -7,7 +7,7 @@ numbers out of range are errors that name their path.
 import hashlib
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -19,6 +19,7 @@ from simcluster.shipped import find_file
 from simcluster.validation import explain, one_line
 
 __all__ = [
+    "NO_RECIPE",
     "Cluster",
     "Instance",
     "Measure",
@@ -73,6 +74,10 @@ class Workload(_Model):
         if self.burst_ratio != 1 and self.rate_rps is None:
             raise ValueError(f"burst_ratio = {self.burst_ratio:g}; needs rate_rps; add it")
         return self
+
+
+# What a workload loses when a trace takes the place of its recipe: a trace has its own arrivals.
+NO_RECIPE: Final[dict[str, Any]] = {"recipe": None, "rate_rps": None, "burst_ratio": 1.0}
 
 
 class Price(_Model):
@@ -343,7 +348,7 @@ def override(
     if policies:
         data["routing"]["policies"] = policies
     if trace is not None:
-        data["workload"] |= {"trace": str(trace.absolute()), "recipe": None}
+        data["workload"] |= {"trace": str(trace.absolute()), **NO_RECIPE}
     if rate_scale is not None:
         data["workload"]["rate_scale"] = rate_scale
     if seed is not None:

@@ -18,8 +18,8 @@
 namespace simcluster {
 
 struct PriceOptions {
-  double price = 2;          // weight of what later requests lose by missing their targets
-  double slack_price = 1;    // weight of delay that their targets still allow
+  double price = 1.5;        // weight of what later requests lose by missing their targets
+  double slack_price = 2;    // weight of delay that their targets still allow
   double horizon_s = 1;      // mean of the time looked ahead
   double rate_window_s = 5;  // arrivals are counted over
   double routers = 1;        // that send as much as this one

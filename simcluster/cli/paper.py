@@ -1,5 +1,6 @@
 """`simcluster paper`."""
 
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from simcluster.cli import experiments as common
+from simcluster.cli.paper_markdown import markdown
+from simcluster.errors import ConfigError
 from simcluster.paper.catalogue import FULL, QUICK, as_data, chosen_figures, make_figures, write_figure, write_summary
 from simcluster.paper.draw import NO_MATPLOTLIB, can_draw
 from simcluster.paper.figure import Claim, Figure
@@ -27,7 +30,7 @@ def paper(
     figures: Annotated[
         list[str] | None,
         typer.Argument(
-            help="2 to 10, 12 to 14, assumptions; beyond, or of it staleness, routers, errors, bound; "
+            help="2 to 10, 12 to 14, assumptions; beyond, or of it staleness, routers, errors, bound, gains; "
             "default: all but beyond."
         ),
     ] = None,
@@ -35,6 +38,9 @@ def paper(
     out: common.Out = None,
     executor: common.Executor = "local",
     workers: common.Workers = None,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the main numbers as tables for a document.")
+    ] = False,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
@@ -42,7 +48,8 @@ def paper(
 
     Scenario `paper` and its variants; every policy meets the same requests; intervals are over seeds. `--out` gets each
     figure as Parquet and PNG, and `figures.json`. `beyond` is what the paper does not show: old views, several
-    routers, wrong beliefs, and the distance to the best possible.
+    routers, wrong beliefs, the distance to the best possible, and what sfs_plus gains. With `--out DIR` the same
+    command goes on where it was interrupted.
 
     Examples:
     * `simcluster paper --quick`
@@ -50,7 +57,11 @@ def paper(
     * `simcluster paper 5 13 --out figures`
 
     * `simcluster paper beyond --json`
+
+    * `simcluster paper --markdown --out figures`
     """
+    if as_json and as_markdown:
+        raise ConfigError("options --json and --markdown: choose one of them")
     chosen = chosen_figures(figures or [])
     sizes = QUICK if quick else FULL
     what = {"kind": "paper", "quick": quick}
@@ -69,6 +80,8 @@ def paper(
         write_summary(data, out)
     if as_json:
         common.print_json(data)
+    elif as_markdown:
+        sys.stdout.write(markdown(made, sizes.seeds, sizes.requests, _ours, _short))
     else:
         common.print_all([part for figure in made for part in _parts(figure, quiet=quiet)])
         if not quiet:

@@ -93,7 +93,13 @@ def _check_axes(axes: list[Axis], rates: str | None) -> None:
     if not axes and rates is None:
         raise ConfigError("--set: is missing; give FIELD=VALUE,VALUE,... or --rates")
     paths = {axis.path for axis in axes}
-    clashing = paths & {"workload.rate_scale", "workload.trace", "workload.recipe", "workload.limit"}
+    clashing = paths & {
+        "workload.rate_scale",
+        "workload.rate_rps",
+        "workload.trace",
+        "workload.recipe",
+        "workload.limit",
+    }
     if rates is not None and clashing:
         raise ConfigError(
             f"--rates: {', '.join(sorted(clashing))} changes the rate too; sweep workload.rate_scale instead"

@@ -10,13 +10,16 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from simcluster.errors import ConfigError
-from simcluster.scenario import Scenario, parse_yaml
+from simcluster.scenario import NO_RECIPE, Scenario, parse_yaml
 from simcluster.validation import explain, models_in
 
 __all__ = ["Axis", "combine", "parse_axis", "with_fields"]
 
 _ELSEWHERE = {"seed": "--seeds and --seed", "routing.policies": "--policies or -p"}
-_REPLACES = {"workload.trace": "workload.recipe", "workload.recipe": "workload.trace"}
+_REPLACES = {
+    "workload.trace": {f"workload.{name}": value for name, value in NO_RECIPE.items()},
+    "workload.recipe": {"workload.trace": None},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,9 @@ def with_fields(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
         _check_path(path, scenario)
         for concrete in _expand(path, data):
             _assign(data, concrete, value)
-        if path in _REPLACES and value is not None:
-            _assign(data, _REPLACES[path], None)
+        for other, without in _REPLACES.get(path, {}).items() if value is not None else ():
+            if other not in values:
+                _assign(data, other, without)
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:

@@ -128,6 +128,7 @@ class Runner:
         on_progress: called with the number of cells done and of all.
         work: what runs one cell.
         outcomes: outcome of each cell by its key.
+        num_expected: cells that will be asked for in the end, if that is known before they are.
     """
 
     executor: Executor
@@ -138,19 +139,20 @@ class Runner:
     num_done: int = 0
     num_stored: int = 0
     num_total: int = 0
+    num_expected: int = 0
 
     def run(self, cells: Mapping[Place, Cell]) -> dict[Place, Outcome]:
         """Return the outcome of every cell; those that are known are not run again."""
         new = {cell.key: cell for cell in cells.values() if cell.key not in self.outcomes}
         self.num_total += len(new)
-        self.on_progress(self.num_done, self.num_total)
+        self.on_progress(self.num_done, max(self.num_total, self.num_expected))
         self.outcomes |= run_cells(list(new.values()), self.executor, self.work, self.store, self._note)
         return {place: self.outcomes[cell.key] for place, cell in cells.items()}
 
     def _note(self, _cell: Cell, outcome: Outcome, was_stored: bool) -> None:
         self.num_done += 1
         self.num_stored += was_stored or (self.store is not None and isinstance(outcome, CellResult))
-        self.on_progress(self.num_done, self.num_total)
+        self.on_progress(self.num_done, max(self.num_total, self.num_expected))
 
 
 def new_generator() -> np.random.Generator:

@@ -12,7 +12,7 @@ from simcluster.experiment.build import build_world
 from simcluster.experiment.cells import Cell, CellFailure, CellResult
 from simcluster.experiment.executors import Outcome
 from simcluster.paper.assumptions import write_recipe
-from simcluster.paper.figure import Claim, Figure, FloatArray, Plot, gain, mean_of, spread
+from simcluster.paper.figure import Claim, Figure, FloatArray, Grid, Plot, gain, mean_of, spread
 from simcluster.paper.lab import Ask, Fields, Lab, Runs
 from simcluster.paper.routing import BASELINES
 from simcluster.paper.staleness import SfsWithoutCredit
@@ -49,7 +49,7 @@ def _scored(runs: Runs, policy: str) -> dict[str, float | None]:
 
 
 def _loss(what: str, runs: Runs, fresh: Runs) -> Claim:
-    return Claim(what, None, *gain(runs.of("on_time_utility"), fresh.of("on_time_utility")), "%")
+    return Claim(what, None, *gain(runs.of("on_time_utility"), fresh.of("on_time_utility")), "%", is_main=True)
 
 
 def figure_staleness(lab: Lab) -> Figure:
@@ -240,6 +240,11 @@ def figure_bound(lab: Lab) -> Figure:
             if policy.startswith("sfs") and rate in (8.0, 16.0):
                 what = f"distance of {policy} to the bound, {rate:g} requests/s"
                 claims.append(Claim(what, None, *mean_of(best - values), ""))
+        left = gain(best, reached["sfs"])
+        claims.append(Claim(f"what the bound leaves over sfs, {rate:g} requests/s", None, *left, "%", is_main=True))
+        closed, ends = _gap_closed(reached["sfs_plus"], reached["sfs"], best)
+        what = f"share of that gap which sfs_plus closes, {rate:g} requests/s"
+        claims.append(Claim(what, None, *_percent(closed, ends), "%", is_main=True))
     return Figure(
         key="bound",
         title="Distance to the fluid bound",
@@ -252,6 +257,8 @@ def figure_bound(lab: Lab) -> Figure:
         ),
         plot=Plot("rate_rps", "on_time_utility", "policy"),
         shown=("rate_rps", "policy", "on_time_utility", "distance", "gap_closed"),
+        moved_by_short="end effects, waiting and noise, which the bound leaves out",
+        grid=Grid(("policy",), "rate_rps", "gap_closed", "share of the gap between sfs and the bound"),
     )
 
 
@@ -261,3 +268,8 @@ def _gap_closed(values: FloatArray, sfs: FloatArray, best: FloatArray) -> tuple[
     if gap <= 0:
         return None, None
     return mean_of((values - sfs) / gap)
+
+
+def _percent(share: float | None, ends: Interval | None) -> tuple[float | None, Interval | None]:
+    scaled = None if ends is None else Interval(100 * ends.low, 100 * ends.high)
+    return None if share is None else 100 * share, scaled

@@ -1,15 +1,16 @@
 """All figures by name, and what a command writes of them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from simcluster.errors import ConfigError
 from simcluster.experiment.store import write_table
-from simcluster.paper import assumptions, beyond, estimates, mix, routing
+from simcluster.paper import assumptions, beyond, estimates, gains, mix, routing
 from simcluster.paper.draw import can_draw, draw
 from simcluster.paper.figure import Figure
-from simcluster.paper.lab import Lab, Sizes
+from simcluster.paper.lab import Lab, Planned, Sizes
 from simcluster.records import write_json
 from simcluster.routers.names import suggestion
 from simcluster.scenario import load_scenario
@@ -31,6 +32,8 @@ QUICK = Sizes(seeds=4, requests=1000, dense=False)
 
 Make = Callable[[Lab], Figure]
 
+_WITHOUT_CELLS = ("8", "9", "10")
+
 FIGURES: dict[str, Make] = {
     "2": estimates.figure_2,
     "3": estimates.figure_3,
@@ -51,6 +54,7 @@ BEYOND: dict[str, Make] = {
     "routers": beyond.figure_routers,
     "errors": beyond.figure_errors,
     "bound": beyond.figure_bound,
+    "gains": gains.figure_gains,
 }
 
 
@@ -74,12 +78,27 @@ def chosen_figures(names: Sequence[str]) -> dict[str, Make]:
     return chosen
 
 
+def _planned_cells(lab: Lab, chosen: dict[str, Make]) -> int:
+    """Return how many cells figures will ask for first; a figure that asks again does so for few."""
+    planning = replace(lab, sizes=replace(lab.sizes, seeds=1), is_planning=True)
+    keys: set[str] = set()
+    for key, make in chosen.items():
+        if key in _WITHOUT_CELLS:
+            continue
+        try:
+            make(planning)
+        except Planned as planned:
+            keys |= planned.keys
+    return len(keys) * lab.sizes.seeds
+
+
 def make_figures(lab: Lab, chosen: dict[str, Make]) -> Iterator[Figure]:
     """Measure figures one after the other.
 
     Raises:
         SimulationError: a run fails.
     """
+    lab.runner.num_expected = _planned_cells(lab, chosen)
     for make in chosen.values():
         yield make(lab)
 

@@ -11,7 +11,7 @@ import polars as pl
 from simcluster.report.statistics import Interval, mean_interval
 from simcluster.rng import seeded
 
-__all__ = ["Claim", "Figure", "Plot", "gain", "mean_of", "spread"]
+__all__ = ["Claim", "Figure", "Grid", "Plot", "gain", "mean_of", "spread"]
 
 FloatArray = np.typing.NDArray[np.float64]
 
@@ -26,6 +26,7 @@ class Claim:
         ours: our number; None where it cannot be computed.
         interval: 95 % over seeds; None where there is none.
         unit: unit of our number.
+        is_main: whether it is one of the few for a document.
     """
 
     what: str
@@ -33,6 +34,7 @@ class Claim:
     ours: float | None
     interval: Interval | None
     unit: str
+    is_main: bool = False
 
     def as_data(self) -> dict[str, Any]:
         """Return plain data; what is no number is None."""
@@ -66,6 +68,23 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """How to write a figure's table with a row per setting and a column per value of one of its columns.
+
+    Attributes:
+        rows: columns that tell rows apart.
+        column: column that tells columns apart.
+        value: column with the numbers; NAME_low and NAME_high, where there are any, make them intervals.
+        unit: unit of the numbers.
+    """
+
+    rows: Sequence[str]
+    column: str
+    value: str
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
 class Figure:
     """One figure.
 
@@ -78,6 +97,8 @@ class Figure:
         plot: how to draw it.
         shown: columns of the table for the terminal; empty: all.
         points: what is drawn, where that is not the table.
+        moved_by_short: the same in a few words.
+        grid: how to write the table in a document, where its claims are not all of it.
     """
 
     key: str
@@ -88,6 +109,8 @@ class Figure:
     plot: Plot
     shown: Sequence[str] = ()
     points: pl.DataFrame | None = None
+    moved_by_short: str = ""
+    grid: Grid | None = None
 
     def as_data(self) -> dict[str, Any]:
         """Return plain data for JSON; NaN becomes null."""

@@ -15,7 +15,7 @@ from simcluster.experiment.plan import Place, Runner
 from simcluster.paper.figure import FloatArray
 from simcluster.scenario import Scenario, load_scenario
 
-__all__ = ["Ask", "Fields", "Lab", "Runs", "Sizes"]
+__all__ = ["Ask", "Fields", "Lab", "Planned", "Runs", "Sizes"]
 
 Fields = Mapping[str, Any]
 
@@ -67,6 +67,14 @@ class Ask:
     settings: Sequence[Fields]
 
 
+class Planned(Exception):  # noqa: N818  (no error)
+    """Says which cells were asked for, by one seed, instead of running them."""
+
+    def __init__(self, keys: set[str]) -> None:
+        super().__init__()
+        self.keys = keys
+
+
 @dataclass(slots=True)
 class Lab:
     """Runs scenarios and remembers their results.
@@ -75,11 +83,13 @@ class Lab:
         sizes: how much is run.
         folder: where recipes that differ from the shipped one are written.
         runner: runs cells and remembers them.
+        is_planning: whether to raise `Planned` instead of running cells.
     """
 
     sizes: Sizes
     folder: Path
     runner: Runner
+    is_planning: bool = False
 
     def scenario(self, name: str, fields: Fields) -> tuple[Scenario, Path]:
         """Return a shipped scenario with as many requests as are run and some fields replaced."""
@@ -114,6 +124,8 @@ class Lab:
         """
         wanted = [[self._cells(ask, fields, kind) for fields in ask.settings] for ask in asks]
         cells = [cell for ask in wanted for group in ask for row in group.values() for cell in row]
+        if self.is_planning:
+            raise Planned({cell.key for cell in cells})
         self.runner.work = work
         outcomes = self.runner.run({Place(k, each.scenario.seed, each.policy): each for k, each in enumerate(cells)})
         summaries: dict[str, Mapping[str, Any]] = {}

@@ -70,18 +70,22 @@ def smallest_lead(groups: Mapping[Any, Group], metric: str, rivals: Sequence[str
     where, rival = min(leads, key=lambda key: float(leads[key].mean()))
     mean, interval = mean_of(leads[where, rival])
     text = f"smallest lead of SFS over {', '.join(rivals)} (at {where}, over {rival})"
-    return str(where), Claim(text, "above 0", mean, interval, "")
+    return str(where), Claim(text, "above 0", mean, interval, "", is_main=rivals == BASELINES)
 
 
 def headline(groups: Sequence[Group], rates: Sequence[float]) -> list[Claim]:
     """Return the paper's claims about figure 5: the gain in area, and at 5 and 8 requests/s."""
     best, areas = best_baseline(groups, rates)
-    claims = [Claim(f"area under OnTimeUtility, SFS over {best}", "+33 %", *gain(areas["sfs"], areas[best]), "%")]
+    claims = [
+        Claim(
+            f"area under OnTimeUtility, SFS over {best}", "+33 %", *gain(areas["sfs"], areas[best]), "%", is_main=True
+        )
+    ]
     for rate, paper in ((5.0, "+46 %"), (8.0, None)):
         if rate in rates:
             rival, percent, interval = gain_over_best(groups[list(rates).index(rate)])
             text = f"OnTimeUtility at {rate:g} requests/s, SFS over {rival}"
-            claims.append(Claim(text, paper, percent, interval, "%"))
+            claims.append(Claim(text, paper, percent, interval, "%", is_main=paper is not None))
     return claims
 
 
@@ -116,7 +120,9 @@ def figure_5(lab: Lab) -> Figure:
     by_rate = dict(zip(RATES_RPS, groups, strict=True))
     _, areas = best_baseline(groups, RATES_RPS)
     others = [
-        Claim(f"area under OnTimeUtility, {policy} over sfs", None, *gain(areas[policy], areas["sfs"]), "%")
+        Claim(
+            f"area under OnTimeUtility, {policy} over sfs", None, *gain(areas[policy], areas["sfs"]), "%", is_main=True
+        )
         for policy in FURTHER
     ]
     lead = smallest_lead({f"{rate:g} requests/s": group for rate, group in by_rate.items()}, "on_time_utility")[1]
@@ -131,6 +137,7 @@ def figure_5(lab: Lab) -> Figure:
             "long answers of large models cost more than they are worth, everybody takes small models, and the gain "
             "is gone (figure assumptions)."
         ),
+        moved_by_short="prices times lambda, answer lengths, target slope",
         plot=Plot("rate_rps", "on_time_utility", "policy"),
         shown=("rate_rps", "policy", "on_time_utility", "ttft_p99_s", "share_negative_utility", "cost_micro_usd"),
     )
@@ -153,6 +160,7 @@ def figure_13(lab: Lab) -> Figure:
             "unbiased or low misses some targets. Eq. 6 estimates too much for long prompts, which are near their "
             "targets, and too little for short ones, which are not: it errs on the safe side and attains more."
         ),
+        moved_by_short="the margin of the estimate",
         plot=Plot("rate_rps", "slo_attainment", "policy"),
         shown=("rate_rps", "policy", "slo_attainment"),
     )
@@ -183,13 +191,14 @@ def figure_14(lab: Lab) -> Figure:
         title="Routing composition by task at 8 requests/s",
         table=pl.DataFrame(rows),
         claims=[
-            Claim(text.format("sfs"), "depends on the task", *largest["sfs"], ""),
-            Claim(text.format("shortest_queue"), "none", *largest["shortest_queue"], ""),
+            Claim(text.format("sfs"), "depends on the task", *largest["sfs"], "", is_main=True),
+            Claim(text.format("shortest_queue"), "none", *largest["shortest_queue"], "", is_main=True),
         ],
         moved_by=(
             "The slope of the TTFT targets (B.2, 3.5e-3 ms per token as printed): an idle 32B cannot meet the target "
             "of a long prompt, so no report goes there."
         ),
+        moved_by_short="target slope: no long prompt fits the 32B",
         plot=Plot("instance", "share", "policy", panel="task", kind="bars"),
     )
 
@@ -224,11 +233,20 @@ def figure_6(lab: Lab) -> Figure:
         key="6",
         title="Mean utility against mean TTFT over delta (eq. 5) at 8 requests/s",
         table=pl.DataFrame(rows, infer_schema_length=None),
-        claims=[Claim("utility at shortest_queue's mean TTFT, SFS over it", "+40 %", *gain(reached, queue_u), "%")],
+        claims=[
+            Claim(
+                "utility at shortest_queue's mean TTFT, SFS over it",
+                "+40 %",
+                *gain(reached, queue_u),
+                "%",
+                is_main=True,
+            )
+        ],
         moved_by=(
             "Prices times lambda, which set what shortest_queue's leaning to small models costs; and the load: the "
             "frontier is steep where the large models saturate, and small deltas lose utility and time at once."
         ),
+        moved_by_short="prices times lambda",
         plot=Plot("ttft_mean_s", "mean_utility", "policy", log="x"),
         shown=("policy", "delta", "ttft_mean_s", "mean_utility", "on_time_utility"),
     )
@@ -266,6 +284,7 @@ def figure_7(lab: Lab) -> Figure:
             ),
         ],
         moved_by="As figure 5; bursts of a ratio of 6 cost every policy more than they change the order.",
+        moved_by_short="as figure 5",
         plot=Plot("rate_rps", "on_time_utility", "policy", panel="burst_ratio"),
         shown=("burst_ratio", "rate_rps", "policy", "on_time_utility", "slo_attainment"),
     )
@@ -282,7 +301,7 @@ def figure_12(lab: Lab) -> Figure:
     }
     above = [value for value, (mean, ends) in leads.items() if mean > 0 and (ends is None or ends.low > 0)]
     claims = [
-        Claim(f"lead of SFS over latency_agnostic at lambda {value:g}", "above 0", *leads[value], "")
+        Claim(f"lead of SFS over latency_agnostic at lambda {value:g}", "above 0", *leads[value], "", is_main=True)
         for value in _LAMBDAS
     ]
     return Figure(
@@ -297,6 +316,7 @@ def figure_12(lab: Lab) -> Figure:
             "Prices: at international prices lambda 5e-4 and more make the fastest model the most useful one too, and "
             "the two policies choose the same."
         ),
+        moved_by_short="prices",
         plot=Plot("cost_weight", "on_time_utility", "policy", log="x"),
         shown=("cost_weight", "policy", "on_time_utility", "share_negative_utility"),
     )

@@ -32,8 +32,8 @@ class SfsPlus:
         self,
         settings: RouterSettings,
         *,
-        price: float = 2.0,
-        slack_price: float = 1.0,
+        price: float = 1.5,
+        slack_price: float = 2.0,
         horizon_s: float = 1.0,
         shed: bool = False,
     ) -> None:

@@ -13,7 +13,7 @@ from simcluster.experiment.fields import Axis, combine, parse_axis, with_fields
 from simcluster.experiment.plan import make_points
 from simcluster.experiment.rates import BaseRate, base_rate, measure_extremes, parse_rates, spread_rates
 from simcluster.routers.names import split_list
-from simcluster.scenario import Scenario, load_scenario
+from simcluster.scenario import Scenario, load_scenario, override
 from small_cluster import make_card, scenario_data
 from trace_files import write_file
 
@@ -85,6 +85,22 @@ def test_a_trace_takes_the_place_of_a_recipe_and_the_other_way_round(scenario: S
     drawn = with_fields(scenario, {"workload.recipe": "r.yaml"})
     assert (drawn.workload.trace, drawn.workload.recipe) == (None, "r.yaml")
     assert with_fields(drawn, {"workload.trace": "t.parquet"}).workload.recipe is None
+
+
+def test_a_trace_takes_the_place_of_a_recipe_with_a_rate_of_its_own(tmp_path: Path) -> None:
+    scenario, _ = load_scenario("paper-mmpp")
+    for replayed in (
+        with_fields(scenario, {"workload.trace": "quickstart"}),
+        override(scenario, trace=tmp_path / "t.parquet"),
+    ):
+        assert replayed.workload.trace is not None
+        assert (replayed.workload.recipe, replayed.workload.rate_rps, replayed.workload.burst_ratio) == (
+            None,
+            None,
+            1.0,
+        )
+    with pytest.raises(ConfigError, match="rate_rps = 2; needs a recipe"):  # it is asked for
+        with_fields(scenario, {"workload.trace": "quickstart", "workload.rate_rps": 2.0})
 
 
 def test_axes_make_a_grid_or_are_zipped() -> None:
