@@ -87,6 +87,7 @@ def figure_staleness(lab: Lab) -> Figure:
             "Who else sends: with one router the ledger of its own dispatches holds all that a snapshot would tell. "
             "Taking an old snapshot for the present looks good where it makes the estimate too large, as a margin does."
         ),
+        moved_by_short="who else sends",
         plot=Plot("snapshot_age_ms", "on_time_utility", "knows", panel="rate_rps"),
         shown=("knows", "rate_rps", "snapshot_age_ms", "on_time_utility", "mape", "bias"),
     )
@@ -123,6 +124,7 @@ def figure_routers(lab: Lab) -> Figure:
             for rate in _RATES_RPS
         ],
         moved_by="The age of the snapshots: what the others sent since is the only thing that a router misses.",
+        moved_by_short="the age of the snapshots",
         plot=Plot("routers", "on_time_utility", "snapshot_age_ms", panel="rate_rps"),
         shown=("rate_rps", "snapshot_age_ms", "routers", "policy", "on_time_utility", "mape", "bias"),
     )
@@ -192,6 +194,7 @@ def figure_errors(lab: Lab) -> Figure:
             "Other lengths change the predicted cost too, so those rows mix two effects. `throughput` believes the "
             "card's service rates, which do not follow believed_model."
         ),
+        moved_by_short="the sign of the error",
         plot=Plot("mape", "on_time_utility", "policy", panel="rate_rps", kind="points"),
         shown=("believed", "rate_rps", "policy", "on_time_utility", "mape", "bias"),
     )

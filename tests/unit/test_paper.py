@@ -10,17 +10,19 @@ import polars as pl
 import pytest
 
 from command_line import run_command
+from simcluster.cli import paper as paper_command
+from simcluster.cli.paper_markdown import markdown
 from simcluster.errors import ConfigError, SimulationError
 from simcluster.experiment.build import build_world
-from simcluster.experiment.cells import Cell, CellFailure
+from simcluster.experiment.cells import Cell, CellFailure, CellResult
 from simcluster.experiment.executors import Outcome, Work
 from simcluster.experiment.plan import Runner
 from simcluster.experiment.run import run_policy
-from simcluster.paper import catalogue, routing
+from simcluster.paper import catalogue, gains, routing
 from simcluster.paper.assumptions import write_recipe
-from simcluster.paper.catalogue import BEYOND, FIGURES, as_data, chosen_figures, write_figure
+from simcluster.paper.catalogue import BEYOND, FIGURES, as_data, chosen_figures, make_figures, write_figure
 from simcluster.paper.draw import can_draw, draw
-from simcluster.paper.figure import Claim, Figure, Plot, gain
+from simcluster.paper.figure import Claim, Figure, Grid, Plot, gain
 from simcluster.paper.lab import Ask, Lab, Runs, Sizes
 from simcluster.paper.overhead import estimate_times_us
 from simcluster.paper.staleness import SfsWithoutCredit
@@ -213,7 +215,97 @@ def test_the_overhead_is_measured_once_per_request(lab: Lab) -> None:
     assert (times > 0).all()
 
 
+def test_how_many_cells_there_will_be_is_known_before_the_first_runs(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    lab = Lab(TINY, tmp_path, Runner(here, on_progress=lambda done, total: told.append((done, total))))
+    chosen = {key: FIGURES[key] for key in ("9", "12", "13")}
+    figures = list(make_figures(lab, chosen))
+    assert [figure.key for figure in figures] == ["9", "12", "13"]
+    assert {total for _, total in told} == {told[-1][0]}  # all of them, from the first report on
+    assert told[0][0] == 0
+    assert told[-1][0] == (7 * 2 + 6 * 9 - 2) * TINY.seeds  # lambda 1e-4 at 5 requests/s is in both
+
+
+# ---- gains -----------------------------------------------------------------------------------------------------
+
+
+def test_gains_are_paired_and_say_where_sfs_plus_is_below_a_rival(tmp_path: Path) -> None:
+    worth = {"sfs": 0.5, "sfs_plus": 0.6, "throughput": 0.4, "sfs:margin=0.9": 0.55}
+
+    def made_up(cells: Sequence[Cell], _work: Work) -> Iterator[tuple[Cell, Outcome]]:
+        for cell in cells:
+            loose = cell.scenario.name == "paper-loose" and cell.scenario.workload.rate_rps == 12.0
+            extra = 0.3 if loose and cell.policy == "throughput" else 0.0  # the one place where a rival is better
+            yield cell, CellResult({"on_time_utility": worth[cell.policy] + extra + 0.001 * cell.scenario.seed}, {})
+
+    figure = gains.figure_gains(Lab(TINY, tmp_path, Runner(made_up)))
+    ours = figure.table.filter(policy="sfs_plus")["gain"].to_numpy()
+    assert ours == pytest.approx(100 * 0.1 / 0.8015, rel=1e-9)  # seeds 301 and 302
+    assert figure.claims[-1].ours == 1.0
+    assert "of 9" in figure.claims[-1].what  # three scenarios at three rates
+
+
+# ---- documents -------------------------------------------------------------------------------------------------
+
+
+def test_tables_for_a_document_hold_the_main_claims_and_the_grid() -> None:
+    gains_of = {"a": {8.0: 8.0, 2.0: 2.0}, "b": {8.0: -16.0, 2.0: -4.0}}
+    rows = [
+        {"who": who, "rate_rps": rate, "gain": gain, "gain_low": gain - 0.5, "gain_high": gain + 0.5}
+        for who, found in gains_of.items()
+        for rate, gain in found.items()
+    ]
+    figure = Figure(
+        key="x",
+        title="Some gains",
+        table=pl.DataFrame([*rows, {"who": "c", "rate_rps": 2.0, "gain": 3.0, "gain_low": None, "gain_high": None}]),
+        claims=[
+            Claim("main", "+33 %", 12.345, Interval(11.0, 13.0), "%", is_main=True),
+            Claim("aside", None, 1.0, None, ""),
+            Claim("unknown", None, None, None, "", is_main=True),
+        ],
+        moved_by="much.",
+        plot=Plot("rate_rps", "gain", "who"),
+        moved_by_short="prices",
+        grid=Grid(("who",), "rate_rps", "gain", "%"),
+    )
+    text = markdown([figure], 8, 2000, paper_command._ours, paper_command._short)
+    lines = text.splitlines()
+    assert lines[0].startswith("Measured on 2")
+    assert lines[0].endswith(": 8 seeds of 2,000 requests; intervals of 95 % over seeds.")
+    assert lines[2:] == [
+        "| figure | what | paper | ours, 95 % interval | what moves it |",
+        "| --- | --- | --- | --- | --- |",
+        "| x | main | +33 % | 12.35 % (11 to 13) | prices |",
+        "| x | unknown |  | - | prices |",
+        "",
+        "Some gains: %, half of the 95 % interval behind ±.",
+        "",
+        "| who | 2 | 8 |",
+        "| --- | --- | --- |",
+        "| a | 2.0±0.5 | 8.0±0.5 |",
+        "| b | -4.0±0.5 | -16.0±0.5 |",
+        "| c | 3 |  |",
+    ]
+
+
+@pytest.mark.parametrize("key", [*FIGURES, *BEYOND])
+def test_every_figure_with_main_claims_says_in_a_few_words_what_moves_them(key: str, lab: Lab) -> None:
+    figure = (FIGURES | BEYOND)[key](lab)
+    if any(claim.is_main for claim in figure.claims):
+        assert figure.moved_by_short
+
+
 # ---- the command -----------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_markdown_or_json_but_not_both() -> None:
+    code, text, errors = run_command("paper", "13", "--quick", "--markdown", "-q", "--workers", "1")
+    assert (code, errors) == (0, "")
+    assert "| 13 | smallest lead of SFS over round_robin, shortest_queue, latency_agnostic" in text
+    code, text, errors = run_command("paper", "13", "--markdown", "--json")
+    assert (code, text, errors.count("\n")) == (2, "", 1)
+    assert "--json and --markdown: choose one" in errors
 
 
 def test_the_command_prints_one_json_object_and_writes_its_files(tmp_path: Path) -> None:
