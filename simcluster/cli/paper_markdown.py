@@ -66,5 +66,5 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
     if low is None or high is None:
         return f"{row[name]:.3g}"
     half = (high - low) / 2
-    places = 0 if half >= 2 else 1 if half >= 0.095 else 2
+    places = 0 if half >= 2 else 1 if half >= 0.195 else 2
     return f"{row[name]:.{places}f}±{half:.{places}f}"
