@@ -301,7 +301,13 @@ def figure_12(lab: Lab) -> Figure:
     }
     above = [value for value, (mean, ends) in leads.items() if mean > 0 and (ends is None or ends.low > 0)]
     claims = [
-        Claim(f"lead of SFS over latency_agnostic at lambda {value:g}", "above 0", *leads[value], "", is_main=True)
+        Claim(
+            f"lead of SFS over latency_agnostic at 5 requests/s, lambda {value:g}",
+            "above 0",
+            *leads[value],
+            "",
+            is_main=True,
+        )
         for value in _LAMBDAS
     ]
     return Figure(
