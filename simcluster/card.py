@@ -30,6 +30,7 @@ __all__ = [
     "StepTimeFit",
     "StepTimeForm",
     "Term",
+    "Validation",
     "load_card",
     "write_card",
 ]
@@ -164,6 +165,35 @@ class ServiceRates(_Model):
     method: _Text
 
 
+class Validation(_Model):
+    """One comparison of the card with a real run; `simcluster validate --write` adds it.
+
+    Attributes:
+        run: name of the run or of the table of points.
+        requests: requests compared, for a run.
+        points: closed-loop measurements compared, for a table of points.
+        errors: mean absolute relative errors [fraction]: ttft_mape, tpot_mape, e2e_mape.
+        tuned: what was changed about the card for it, by name; empty for the card as it is.
+        tuned_on: what that was fitted to, in words; None for the card as it is.
+    """
+
+    run: _Text
+    requests: Annotated[int, Field(ge=1)] | None = None
+    points: Annotated[int, Field(ge=1)] | None = None
+    errors: Annotated[dict[Literal["ttft_mape", "tpot_mape", "e2e_mape"], _NonNegative], Field(min_length=1)]
+    tuned: dict[_Text, float] = Field(default_factory=dict)
+    tuned_on: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What was compared, and how well it fits, in one line."""
+        names = {"ttft_mape": "TTFT", "tpot_mape": "TPOT", "e2e_mape": "E2E"}
+        errors = ", ".join(f"{names[name]} {100 * value:.1f} %" for name, value in sorted(self.errors.items()))
+        size = f"{self.requests} requests" if self.requests else f"{self.points} points"
+        tuned = f", tuned on {self.tuned_on}" if self.tuned_on else ""
+        return f"validated on {self.run} ({size}{tuned}), error {errors}"
+
+
 class Assumption(_Model):
     """A field of the card that was not measured, and where its value comes from."""
 
@@ -200,6 +230,7 @@ class Card(_Model):
         chosen_fit: the fit to use where nothing else is asked for.
         coverage: ranges of the fitted steps.
         service_rates: how fast it serves a mix of requests; None where nobody has measured it.
+        validations: comparisons with real runs, one per run.
         provenance: where the steps come from.
         measured: whether the steps were recorded from a serving engine.
         assumptions: what was not measured.
@@ -224,6 +255,7 @@ class Card(_Model):
     chosen_fit: FitName
     coverage: Coverage
     service_rates: ServiceRates | None = None
+    validations: list[Validation] = Field(default_factory=list)
     provenance: _Text
     measured: bool
     assumptions: list[Assumption]
@@ -236,6 +268,13 @@ class Card(_Model):
     def step_time(self) -> StepTimeFit:
         """The chosen step-time model."""
         return self.fits[self.chosen_fit]
+
+    @property
+    def badge(self) -> str:
+        """How far the card can be trusted, in one line; it stands in every output that uses the card."""
+        if self.validations:
+            return "; ".join(each.text for each in self.validations)
+        return "calibrated, not validated" if self.measured else "uncalibrated preset"
 
     @model_validator(mode="after")
     def _check_fits(self) -> Self:
@@ -280,7 +319,10 @@ def write_card(card: Card, path: Path) -> None:
     Raises:
         CardError: the file cannot be written.
     """
-    text = json.dumps(card.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    content = card.model_dump(mode="json")
+    if not card.validations:
+        del content["validations"]  # a card that nobody has validated keeps its bytes
+    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

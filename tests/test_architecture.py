@@ -22,6 +22,7 @@ LAYERS = [
     ["backends", "routers"],
     ["workload", "predict", "calibrate", "conformance", "report"],
     ["experiment", "live"],
+    ["validate"],  # plays real runs through the simulated cluster, so it stands above experiment
     ["paper"],
     ["bench"],
     ["cli"],

@@ -71,6 +71,15 @@ void bind_step_time(nb::module_& m) {
             new (self) StepNoise{std::move(table), seed, instance};
           },
           nb::arg("factors"), nb::arg("seed"), nb::arg("instance"), "factors: (n,) int64, in units of 2**-32.")
+      .def_static(
+          "recorded",
+          [](nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig> durations) {
+            auto table = std::make_shared<const std::vector<std::int64_t>>(durations.data(),
+                                                                           durations.data() + durations.size());
+            return StepNoise{std::move(table), 0, 0, true};
+          },
+          nb::arg("durations"),
+          "Steps that take what was recorded, (n,) int64 [ps] by number of the step; later ones take the model's time.")
       .def("apply", &StepNoise::apply, nb::arg("device"), nb::arg("step"),
            "The time [ps] that a step of `device` [ps] really takes.");
 }
@@ -125,6 +134,8 @@ void bind_engine(nb::module_& m) {
       .def("advance_to", &Engine::advance_to, nb::arg("t"), nb::call_guard<nb::gil_scoped_release>(),
            "Process every step that ends at or before t [ps].")
       .def("drain", &Engine::drain, nb::call_guard<nb::gil_scoped_release>(), "Run until nothing is left to do.")
+      .def("run_to_first_token", &Engine::run_to_first_token, nb::arg("id"), nb::call_guard<nb::gil_scoped_release>(),
+           "Run until this request's first output token and return when it comes [ps]; NEVER if it never does.")
       .def("next_event", [](const Engine& engine) { return engine.next_event(); },
            nb::call_guard<nb::gil_scoped_release>(),
            "Earliest event [ps] if nothing else arrives; NEVER if none.")

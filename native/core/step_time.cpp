@@ -1,5 +1,6 @@
 #include "step_time.hpp"
 
+#include <iterator>
 #include <stdexcept>
 
 #include "hash.hpp"
@@ -20,6 +21,7 @@ Picoseconds StepTimeModel::wide_device_time(const StepFeatures& f) const {
 }
 
 Picoseconds StepNoise::scaled(Picoseconds device, std::int64_t step) const {
+  if (recorded) return step < std::ssize(*factors) ? (*factors)[static_cast<std::size_t>(step)] : device;
   const std::uint64_t draw = mix64(mix64(mix64(seed) ^ instance) ^ static_cast<std::uint64_t>(step));
   const std::int64_t factor = (*factors)[draw % factors->size()];
   return StepTimeModel::checked((static_cast<StepTimeModel::Wide>(device) * factor) >> 32);

@@ -57,11 +57,13 @@ struct StepTimeModel {
 };
 
 // Multiplicative noise per step: a pure hash of (seed, instance, step) picks a row of a table of factors in 2^-32.
+// Or the table says how long each step was: what a real engine was recorded to take. Steps beyond it take the model's.
 class StepNoise {
  public:
   std::shared_ptr<const std::vector<std::int64_t>> factors;  // null or empty: no noise
   std::uint64_t seed = 0;
   std::uint64_t instance = 0;
+  bool recorded = false;  // the table has a duration [ps] for each step, not factors
 
   Picoseconds apply(Picoseconds device, std::int64_t step) const {
     return factors && !factors->empty() ? scaled(device, step) : device;

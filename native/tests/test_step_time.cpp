@@ -108,6 +108,14 @@ void noise_is_a_pure_function_of_seed_instance_and_step() {
   CHECK(StepNoise{}.apply(1000, 5) == 1000);
 }
 
+void a_recorded_step_takes_what_was_recorded_and_later_ones_what_the_model_says() {
+  const auto durations = std::make_shared<const std::vector<std::int64_t>>(std::vector<std::int64_t>{700, 50});
+  const StepNoise recorded{durations, 0, 0, true};
+  CHECK(recorded.apply(1000, 0) == 700);
+  CHECK(recorded.apply(1000, 1) == 50);
+  CHECK(recorded.apply(1000, 2) == 1000);
+}
+
 }  // namespace
 
 int main() {
@@ -118,5 +126,6 @@ int main() {
   a_duration_beyond_the_clock_is_an_error();
   host_time_adds_to_a_synchronous_period_only();
   noise_is_a_pure_function_of_seed_instance_and_step();
+  a_recorded_step_takes_what_was_recorded_and_later_ones_what_the_model_says();
   return report("step time");
 }

@@ -358,6 +358,11 @@ def _read_requests(file: Path, steps: pl.DataFrame) -> pl.DataFrame:
         counts = dict(produced.iter_rows())
         values = [counts.get(request, 0) for request in table["request_id"].to_pylist()]
         table = table.append_column("output_tokens", pa.array(values, _INT))
+    if {"arrival_wall", "t_add_wall"} <= set(table.column_names) and "t_sent_ns" not in table.column_names:
+        # The older form: when the front end got the request, on the wall clock.
+        on_the_way = table["t_add_wall"].to_numpy() - table["arrival_wall"].to_numpy()
+        sent = table["t_add_ns"].to_numpy() - np.rint(on_the_way * 1e9).astype(np.int64)
+        table = table.append_column("t_sent_ns", pa.array(sent))
     return _shape(file, table, REQUESTS, _OPTIONAL_REQUESTS).sort("t_add_ns", maintain_order=True)
 
 

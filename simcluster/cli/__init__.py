@@ -19,6 +19,7 @@ from simcluster.cli import (
     scenario,
     sweep,
     trace,
+    validate,
 )
 from simcluster.errors import SimclusterError
 from simcluster.validation import one_line
@@ -41,6 +42,7 @@ app.command("run", no_args_is_help=True)(run.run)
 app.command("paper")(paper.paper)
 app.command("compare", no_args_is_help=True)(compare.compare_policies)
 app.command("sweep", no_args_is_help=True)(sweep.sweep_fields)
+app.command("validate", no_args_is_help=True)(validate.validate)
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(policy.app, name="policy")
 app.add_typer(conformance.app, name="conformance")
