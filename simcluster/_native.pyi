@@ -270,6 +270,12 @@ class StepNoise:
     def __init__(self, factors: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], seed: int, instance: int) -> None:
         """factors: (n,) int64, in units of 2**-32."""
 
+    @staticmethod
+    def recorded(durations: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)]) -> StepNoise:
+        """
+        Steps that take what was recorded, (n,) int64 [ps] by number of the step; later ones take the model's time.
+        """
+
     def apply(self, device: int, step: int) -> int:
         """The time [ps] that a step of `device` [ps] really takes."""
 
@@ -305,6 +311,11 @@ class Engine:
 
     def drain(self) -> None:
         """Run until nothing is left to do."""
+
+    def run_to_first_token(self, id: int) -> int:
+        """
+        Run until this request's first output token and return when it comes [ps]; NEVER if it never does.
+        """
 
     def next_event(self) -> int:
         """Earliest event [ps] if nothing else arrives; NEVER if none."""

@@ -25,6 +25,7 @@ __all__ = [
     "FitName",
     "FrontEnd",
     "KvCache",
+    "Measure",
     "ServiceRates",
     "StepKind",
     "StepTimeFit",
@@ -39,6 +40,7 @@ StepTimeForm = Literal["eq9", "hinge"]
 FitName = Literal["eq9", "hinge", "eq9_served"]
 Term = Literal["b0_s", "b1_s", "b2_s", "b3_s", "b1x_s", "b4_s", "b5_s"]
 StepKind = Literal["all", "decode", "prefill", "mixed"]
+Measure = Literal["ttft_mape", "tpot_mape", "e2e_mape"]
 
 _NonNegative = Annotated[float, Field(ge=0)]
 _Positive = Annotated[float, Field(gt=0)]
@@ -180,7 +182,7 @@ class Validation(_Model):
     run: _Text
     requests: Annotated[int, Field(ge=1)] | None = None
     points: Annotated[int, Field(ge=1)] | None = None
-    errors: Annotated[dict[Literal["ttft_mape", "tpot_mape", "e2e_mape"], _NonNegative], Field(min_length=1)]
+    errors: Annotated[dict[Measure, _NonNegative], Field(min_length=1)]
     tuned: dict[_Text, float] = Field(default_factory=dict)
     tuned_on: str | None = None
 
@@ -230,7 +232,7 @@ class Card(_Model):
         chosen_fit: the fit to use where nothing else is asked for.
         coverage: ranges of the fitted steps.
         service_rates: how fast it serves a mix of requests; None where nobody has measured it.
-        validations: comparisons with real runs, one per run.
+        validations: comparisons with real runs, one per run; None without any.
         provenance: where the steps come from.
         measured: whether the steps were recorded from a serving engine.
         assumptions: what was not measured.
@@ -255,7 +257,7 @@ class Card(_Model):
     chosen_fit: FitName
     coverage: Coverage
     service_rates: ServiceRates | None = None
-    validations: list[Validation] = Field(default_factory=list)
+    validations: list[Validation] | None = None
     provenance: _Text
     measured: bool
     assumptions: list[Assumption]
@@ -319,10 +321,9 @@ def write_card(card: Card, path: Path) -> None:
     Raises:
         CardError: the file cannot be written.
     """
-    content = card.model_dump(mode="json")
-    if not card.validations:
-        del content["validations"]  # a card that nobody has validated keeps its bytes
-    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(
+        card.model_dump(mode="json", exclude_none=True), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False
+    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

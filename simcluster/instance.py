@@ -40,6 +40,7 @@ class InstanceSpec:
         believed: step-time model that routers use.
         front_end: time outside the engine.
         service_rates: mean rates that the card states, or None.
+        badge: how far the card can be trusted, in one line.
     """
 
     index: int
@@ -52,6 +53,7 @@ class InstanceSpec:
     believed: _native.StepTimeModel
     front_end: FrontEnd
     service_rates: ServiceRates | None = None
+    badge: str = ""
 
     def engine_arrival_ps(self, sent_ps: int, prompt_tokens: int) -> int:
         """Return when a request sent at an instant [ps] reaches the engine [ps]."""

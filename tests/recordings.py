@@ -41,7 +41,7 @@ def info() -> dict[str, Any]:
 def step(number: int, begin: int, entries: list[tuple[str, int, int, bool, bool, int]], length: int = 10 * MS) -> Any:
     """Return a row of steps.parquet that begins at an instant [ns] and runs for `length` [ns]."""
     names = ("request_id", "num_tokens", "context", "is_decode", "produces_token", "prompt_tokens")
-    comp = [dict(zip(names, entry, strict=True)) for entry in entries]
+    comp: list[dict[str, Any]] = [dict(zip(names, entry, strict=True)) for entry in entries]
     decodes = [row for row in comp if row["is_decode"]]
     prefills = [row for row in comp if not row["is_decode"]]
     times = {

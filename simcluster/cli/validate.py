@@ -76,7 +76,7 @@ def validate(
     with console.status("simulating"):
         verdict, tuning = _compare(loaded, run, name, select or [], max_tokens, tune, on or [], options)
     judged = tuned_card(loaded, tuning, verdict.validation.tuned_on)
-    others = [each for each in loaded.validations if each.run != verdict.validation.run]
+    others = [each for each in loaded.validations or [] if each.run != verdict.validation.run]
     judged = judged.model_copy(update={"validations": [*(others if judged == loaded else []), verdict.validation]})
     summary = {**verdict.summary, "badge": verdict.validation.text}
     if out is not None:

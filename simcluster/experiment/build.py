@@ -107,6 +107,7 @@ def _build_instances(
                 believed=step_time_model(believed, card.host_time_s, item.believed_model.scale),
                 front_end=card.front_end,
                 service_rates=card.service_rates,
+                badge=card.badge,
             )
             specs.append(spec)
             models.append(_true_model(item, card, seed, spec.index, where))
@@ -146,6 +147,7 @@ def _card_notes(cards: list[Card], items: list[Instance]) -> list[str]:
         noise = f"{truth.noise.sigma:.0%} log-normal noise" if truth.noise else "no noise"
         assumed = ", ".join(sorted({a.field.split(".")[0] for a in card.assumptions}))
         for text in (
+            card.badge,
             f"step times {card.provenance} ({card.device})",
             f"true steps follow the {truth.fit or card.chosen_fit} fit with {noise} (assumed), "
             f"routers believe the {item.believed_model.fit} fit",

@@ -175,6 +175,7 @@ def _summary(scenario: Scenario, cluster: SimulatedCluster, writer: TableWriter)
         score_estimates(requests, writer.frame("estimates", list(ESTIMATES.names)), window) if scored else None
     )
     summary["regret"] = None
+    summary["cards"] = {spec.card: spec.badge for spec in cluster.world.instances}
     summary["policy_reports"] = cluster.reports()
     summary["mean_decision_us"] = cluster.decision_time_ns / max(cluster.num_sent, 1) / 1e3
     return summary
@@ -217,6 +218,7 @@ def _manifest(scenario: Scenario, world: World, policy: str, engine: EngineName)
                 "name": spec.name,
                 "model": spec.model,
                 "card": spec.card,
+                "card_badge": spec.badge,
                 "num_gpus": gpus,
                 "true_model": model.description,
             }

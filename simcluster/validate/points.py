@@ -183,7 +183,7 @@ def _config(card: Card, point: Point, options: dict[str, Any]) -> _native.Schedu
 
 def score_points(points: list[Point], found: list[tuple[float, float]]) -> dict[str, Any]:
     """Compare points with what was simulated; plain data, errors as shares."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for point, (ttft_s, tpot_s) in zip(points, found, strict=True):
         known = np.isfinite(point.ttft_s) and point.ttft_s > 0
         rows.append(

@@ -16,6 +16,7 @@ __all__ = ["RealRun", "Requests", "Series", "observed_times", "read_run", "recor
 
 _PUBLISHED = ("run", "arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
 _BENCH = ("input_lens", "output_lens", "ttfts", "itls")
+_IDLE_S = 1e-3  # between two steps of a busy engine there is less
 _OPTIONS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching")
 
 
@@ -65,6 +66,18 @@ class Series:
     running: FloatArray
     waiting: FloatArray
     kv_usage: FloatArray
+
+    @classmethod
+    def of_steps(
+        cls, start_s: FloatArray, end_s: FloatArray, running: FloatArray, waiting: FloatArray, kv_usage: FloatArray
+    ) -> "Series":
+        """Return the load during steps (k,); between two that do not follow each other at once there is none."""
+        gap = np.append(start_s[1:] > end_s[:-1] + _IDLE_S, True)
+        at = np.concatenate([start_s, end_s[gap]])
+        order = np.argsort(at, kind="stable")
+        nothing = np.zeros(int(gap.sum()))
+        values = [np.concatenate([each, nothing])[order] for each in (running, waiting, kv_usage)]
+        return cls(at[order], values[0], values[1], values[2])
 
     def sampled(self, at_s: FloatArray) -> "Series":
         """Return what held at some instants (m,); nothing before the first one."""
@@ -154,8 +167,9 @@ def recorded_run(recording: Recording) -> RealRun:
         ),
         engine=info.engine.model_dump(),
         vllm_version=info.vllm_version,
-        series=Series(
+        series=Series.of_steps(
             steps["t_sched1"].to_numpy() / 1e9 - origin,
+            steps["t_upd1"].to_numpy() / 1e9 - origin,
             steps["n_running"].to_numpy().astype(np.float64),
             steps["n_waiting"].to_numpy().astype(np.float64),
             1 - steps["free_blocks"].to_numpy() / usable,

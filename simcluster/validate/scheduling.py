@@ -156,6 +156,8 @@ class _Loop:
         self.ids: list[str] = requests["request_id"].to_list()
         number = {name: index for index, name in enumerate(self.ids)}
         self.expected = [[(number[name], before, n) for name, before, n in row] for row in recording.compositions()]
+        self.begin: list[int]
+        self.passed: list[int]
         self.begin, self.end = steps["t_sched0"].to_list(), steps["t_upd1"].to_list()
         self.results, self.passed = steps["t_upd0"].to_list(), steps["t_sched1"].to_list()
         self.state = list(zip(steps["n_running"], steps["n_waiting"], steps["free_blocks"], strict=True))
@@ -202,8 +204,10 @@ class _Loop:
     # -- the loop
 
     def _iterate(self) -> None:
-        idle = not self.in_flight and not self.scheduler.has_requests()
+        idle = not self.in_flight and not self.scheduler.running and not self.scheduler.waiting
         if idle:
+            if self.scheduler.has_requests():  # an empty pass tells the workers who has ended
+                self.scheduler.update(self.scheduler.schedule()[0])
             self._skip_to_next_arrival()
             if self.at >= len(self.expected):
                 return

@@ -20,6 +20,7 @@ __all__ = ["TUNABLE", "Tuning", "engine_config", "play", "play_closed"]
 TUNABLE = ("scale", "host", "b0", "b1")
 _KINDS = _native.EventKind
 _OPTION_NAMES = {"num_gpu_blocks": "num_gpu_blocks_override"}
+_WAVES = 10  # of a closed loop: few enough that its beginning shows, as in the benchmarks it stands for
 _SYNCHRONOUS_BEFORE = (0, 14)  # vLLM's asynchronous loop is the default from here on
 
 
@@ -121,14 +122,10 @@ def play(
     played = Requests(requests.arrival_s, requests.prompt_tokens, requests.output_tokens, ttft, e2e)
     if not with_series:
         return played, None
-    _, start, _, *_, running, waiting, free = engine.take_steps().T
-    usage = 1 - free / config_blocks(config)
-    return played, Series(start / PS_PER_S, running.astype(np.float64), waiting.astype(np.float64), usage)
-
-
-def config_blocks(config: _native.SchedulerConfig) -> int:
-    """Return the KV blocks that requests can use."""
-    return config.num_gpu_blocks - 1
+    _, start, end, *_, running, waiting, free = engine.take_steps().T
+    usage = 1 - free / (config.num_gpu_blocks - 1)
+    counts = running.astype(np.float64), waiting.astype(np.float64)
+    return played, Series.of_steps(start / PS_PER_S, end / PS_PER_S, *counts, usage)
 
 
 def _times(events: Any, sent: Any, hop: int) -> tuple[FloatArray, FloatArray]:
@@ -146,12 +143,8 @@ def play_closed(
     prompt_tokens: int,
     output_tokens: int,
     concurrency: int,
-    waves: int = 3,
 ) -> Requests:
-    """Keep so many requests in flight: each one that ends is followed by the next at once.
-
-    Equal requests that begin together stay together for ever, which no server shows; so the first ones have answers
-    of evenly spread lengths. They are left out of what is returned, and so are the last ones, which run alone.
+    """Keep so many equal requests in flight, as benchmarks do: all begin at once, and each end brings the next.
 
     Args:
         model: step times.
@@ -160,21 +153,21 @@ def play_closed(
         prompt_tokens: of each request [tokens].
         output_tokens: of each request [tokens].
         concurrency: requests in flight.
-        waves: measured requests per request in flight.
 
     Returns:
-        The measured requests, `waves * concurrency` of them.
+        Ten requests for each one in flight, from the first to the last.
+
+    Raises:
+        CalibrationError: such a request does not fit into the engine.
     """
     engine = _native.Engine(config, model, None)
     way = ps_from_seconds(front_end.request_s + front_end.per_prompt_token_s * prompt_tokens)
     hop = ps_from_seconds(front_end.output_s)
-    total = (waves + 2) * concurrency
+    total = _WAVES * concurrency
     sent = np.zeros(total, dtype=np.int64)
-    lengths = np.full(total, output_tokens, dtype=np.int64)
-    lengths[:concurrency] = np.maximum(output_tokens * (np.arange(concurrency) + 1) // concurrency, 1)
     first, end = np.full(total, np.nan), np.full(total, np.nan)
     for index in range(concurrency):
-        _submit(engine, index, prompt_tokens, int(lengths[index]), way)
+        _submit(engine, index, prompt_tokens, output_tokens, way)
     next_index = concurrency
     while (now := engine.next_end()) != _native.NEVER:
         engine.advance_to(now)
@@ -187,9 +180,8 @@ def play_closed(
                     sent[next_index] = max(at + hop, engine.now)
                     _submit(engine, next_index, prompt_tokens, output_tokens, int(sent[next_index]) + way)
                     next_index += 1
-    measured = slice(concurrency, total - concurrency)
-    prompts = np.full(total, prompt_tokens, dtype=np.int64)
-    return Requests((sent / PS_PER_S)[measured], prompts[measured], lengths[measured], first[measured], end[measured])
+    lengths = np.full((2, total), [[prompt_tokens], [output_tokens]], dtype=np.int64)
+    return Requests(sent / PS_PER_S, lengths[0], lengths[1], first, end)
 
 
 def _submit(engine: _native.Engine, index: int, prompt: int, output: int, at: int) -> None:

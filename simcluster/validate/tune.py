@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize
+from scipy.optimize import least_squares
 
 from simcluster.card import Adjustment, Card
 from simcluster.errors import ConfigError
@@ -15,9 +15,9 @@ from simcluster.validate.simulate import TUNABLE, Tuning, engine_config, play
 
 __all__ = ["tune_on_points", "tune_on_run", "tuned_card"]
 
-_STEP = {"scale": 0.1, "host": 0.5, "b0": 0.5, "b1": 0.5}  # first steps of the search, in units of _UNITS
 _UNITS = {"scale": 1.0, "host": 1e-3, "b0": 1e-3, "b1": 1e-5}
-_EVALUATIONS = 120
+_DIFFERENCE = 0.05  # wide, since a simulated latency has small jumps
+_EVALUATIONS = 10
 
 
 def tune_on_points(card: Card, points: Sequence[Point], what: Sequence[str], options: dict[str, Any] | None) -> Tuning:
@@ -71,29 +71,22 @@ def _search(card: Card, what: Sequence[str], errors: Callable[[Tuning], FloatArr
     unknown = [name for name in what if name not in TUNABLE]
     if unknown or not what:
         raise ConfigError(f"--tune {','.join(what)}: allowed are {', '.join(TUNABLE)}; correct the names")
-    start = {"scale": 1.0, "host": card.host_time_s / _UNITS["host"], "b0": 0.0, "b1": 0.0}
+    start = {"scale": 1.0, "host": max(card.host_time_s / _UNITS["host"], 0.2), "b0": 0.2, "b1": 0.2}
 
     def tuning_at(values: FloatArray) -> Tuning:
         at = {name: float(value) * _UNITS[name] for name, value in zip(what, values, strict=True)}
-        return Tuning(
-            scale=max(at.get("scale", 1.0), 1e-3),
-            host_s=max(at["host"], 0.0) if "host" in at else None,
-            b0_s=max(at.get("b0", 0.0), 0.0),
-            b1_s=max(at.get("b1", 0.0), 0.0),
-        )
+        return Tuning(scale=at.get("scale", 1.0), host_s=at.get("host"), b0_s=at.get("b0", 0.0), b1_s=at.get("b1", 0.0))
 
-    def cost(values: FloatArray) -> float:
-        # Beyond its bound a number counts as at the bound, and a little worse, so that the search turns back.
-        beyond = float(np.minimum(values, 0).sum())
-        return float(np.mean(errors(tuning_at(values)) ** 2)) - 1e-3 * beyond
+    def cost(values: FloatArray) -> FloatArray:
+        return errors(tuning_at(values))
 
-    first = np.array([start[name] for name in what])
-    corners = [first] + [first + np.eye(len(what))[i] * _STEP[name] for i, name in enumerate(what)]
-    found = minimize(
+    found = least_squares(
         cost,
-        first,
-        method="Nelder-Mead",
-        options={"initial_simplex": np.array(corners), "maxfev": _EVALUATIONS, "xatol": 1e-3, "fatol": 1e-7},
+        [start[name] for name in what],
+        bounds=([1e-3 if name == "scale" else 0.0 for name in what], np.inf),
+        diff_step=[_DIFFERENCE] * len(what),
+        max_nfev=_EVALUATIONS,
+        xtol=1e-3,
     )
     return tuning_at(found.x)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from simcluster.card import Card, Validation
+from simcluster.card import Card, Measure, Validation
 from simcluster.validate.compare import compare_requests, compare_series
 from simcluster.validate.estimators import compare_estimators
 from simcluster.validate.points import Point, play_points, score_points
@@ -81,7 +81,11 @@ def validate_run(
         scored = compare_estimators(card, run.recording, replay, tuning)
         if scored is not None:
             summary["estimators"], tables["estimates"] = scored
-    found = {f"{name}_mape": errors[f"{name}_s"]["mape"] for name in ("ttft", "tpot", "e2e")}
+    found: dict[Measure, float | None] = {
+        "ttft_mape": errors["ttft_s"]["mape"],
+        "tpot_mape": errors["tpot_s"]["mape"],
+        "e2e_mape": errors["e2e_s"]["mape"],
+    }
     validation = Validation(
         run=run.name,
         requests=errors["requests"],
@@ -115,7 +119,7 @@ def validate_points(
         "tuned_on": tuned_on,
         **scores,
     }
-    errors = {"tpot_mape": scores["tpot_mape"]}
+    errors: dict[Measure, float] = {"tpot_mape": scores["tpot_mape"]}
     validation = Validation(run=name, points=len(points), errors=errors, tuned=tuning.as_dict(), tuned_on=tuned_on)
     rows = [
         {
