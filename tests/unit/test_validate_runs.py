@@ -31,6 +31,7 @@ def plain_card(fit: StepTimeFit, **changes: Any) -> Card:
         "fits": {"hinge": fit},
         "chosen_fit": "hinge",
         "host_time_s": 0.0,
+        "service_rates": None,
         "front_end": FrontEnd(request_s=0.0, per_prompt_token_s=0.0, output_s=0.0),
     }
     return shipped.model_copy(update=values | changes)
