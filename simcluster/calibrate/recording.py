@@ -11,7 +11,6 @@ JSON text. All times are CLOCK_MONOTONIC of one machine. `load_recording` reads 
 true, and gives them in the newer form.
 """
 
-import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from simcluster.calibrate.recording_checks import check_requests, check_times
 from simcluster.errors import CalibrationError
 from simcluster.validation import explain
 
@@ -112,7 +112,6 @@ _OLD_OPTIONS = {
     "prefix_caching": "enable_prefix_caching",
     "reserve_full_isl": "scheduler_reserve_full_isl",
 }
-_LONGEST_STEP_NS = 600 * 10**9  # beyond, the clock jumped or the machine slept
 
 _Count = Annotated[int, Field(ge=1)]
 
@@ -241,8 +240,8 @@ def load_recording(path: Path) -> Recording:
     info = _read_info(info_file, old=not path.is_dir())
     steps = _read_steps(steps_file)
     requests = _read_requests(requests_file, steps)
-    _check_times(steps_file, steps)
-    _check_requests(requests_file, steps_file, steps, requests)
+    check_times(steps_file, steps)
+    check_requests(requests_file, steps_file, steps, requests)
     return Recording(path, info, steps, requests)
 
 
@@ -349,13 +348,8 @@ def _read_requests(file: Path, steps: pl.DataFrame) -> pl.DataFrame:
     table = table.rename_columns([_OLD_REQUESTS.get(name, name) for name in table.column_names])
     if "output_tokens" not in table.column_names and "request_id" in table.column_names:
         # The older form: what was produced is in the steps.
-        produced = (
-            steps.select(pl.col("comp").explode())
-            .unnest("comp")
-            .group_by("request_id")
-            .agg(pl.col("produces_token").sum().cast(pl.Int64).alias("n"))
-        )
-        counts = dict(produced.iter_rows())
+        entries = steps.select(pl.col("comp").explode()).unnest("comp")
+        counts = dict(entries.group_by("request_id").agg(pl.col("produces_token").sum()).iter_rows())
         values = [counts.get(request, 0) for request in table["request_id"].to_pylist()]
         table = table.append_column("output_tokens", pa.array(values, _INT))
     if {"arrival_wall", "t_add_wall"} <= set(table.column_names) and "t_sent_ns" not in table.column_names:
@@ -364,53 +358,3 @@ def _read_requests(file: Path, steps: pl.DataFrame) -> pl.DataFrame:
         sent = table["t_add_ns"].to_numpy() - np.rint(on_the_way * 1e9).astype(np.int64)
         table = table.append_column("t_sent_ns", pa.array(sent))
     return _shape(file, table, REQUESTS, _OPTIONAL_REQUESTS).sort("t_add_ns", maintain_order=True)
-
-
-def _check_times(file: Path, steps: pl.DataFrame) -> None:
-    numbers = steps["step"].to_numpy()
-    times = {name: steps[name].to_numpy() for name in ("t_sched0", "t_sched1", "t_upd0", "t_upd1")}
-
-    def refuse(rows: NDArray[np.bool_], what: str) -> None:
-        if rows.any():
-            row = int(np.flatnonzero(rows)[0])
-            more = int(rows.sum()) - 1
-            raise CalibrationError(f"{file}: step {numbers[row]} {what} (and {more} more); record again")
-
-    gaps = np.diff(numbers, prepend=numbers[0] - 1) != 1
-    refuse(gaps, "does not follow the step before it; steps are missing, or two runs are mixed")
-    refuse(times["t_upd0"] == times["t_sched1"], "has no length, t_upd0 = t_sched1; the clock is too coarse")
-    order = list(times.values())
-    back = np.logical_or.reduce([later < earlier for earlier, later in itertools.pairwise(order)])
-    refuse(back, "has times that run backwards; the clock jumped")
-    for name in ("t_sched0", "t_upd0"):
-        stuck = np.diff(times[name], prepend=times[name][0] - 1) <= 0
-        refuse(stuck, f"has {name} no later than the step before; the clock jumped")
-    slow = times["t_upd1"] - times["t_sched0"] > _LONGEST_STEP_NS
-    refuse(slow, "took over 600 s; the clock jumped or the machine slept")
-
-
-def _check_requests(file: Path, steps_file: Path, steps: pl.DataFrame, requests: pl.DataFrame) -> None:
-    doubled = requests.filter(pl.col("request_id").is_duplicated())
-    if len(doubled):
-        raise CalibrationError(f"{file}: request {doubled['request_id'][0]} is listed twice; two runs are mixed")
-    for name in ("prompt_tokens", "max_tokens"):
-        bad = requests.filter(pl.col(name) < 1)
-        if len(bad):
-            raise CalibrationError(
-                f"{file}: request {bad['request_id'][0]} has {name} = {bad[name][0]}; must be at least 1; record again"
-            )
-    entries = steps.select("step", "t_sched0", "comp").explode("comp").unnest("comp")
-    first = entries.group_by("request_id", maintain_order=True).first()
-    arrived = first.join(requests.select("request_id", "t_add_ns"), on="request_id", how="left", maintain_order="left")
-    unknown = arrived.filter(pl.col("t_add_ns").is_null())
-    if len(unknown):
-        raise CalibrationError(
-            f"{file}: {len(unknown)} requests of {steps_file.name} are unknown, the first is "
-            f"{unknown['request_id'][0]} in step {unknown['step'][0]}; the two files are not of one run"
-        )
-    early = arrived.filter(pl.col("t_add_ns") > pl.col("t_sched0"))
-    if len(early):
-        raise CalibrationError(
-            f"{file}: request {early['request_id'][0]} arrives after step {early['step'][0]}, which computes it; the "
-            "clock jumped, or the two files are not of one run"
-        )
