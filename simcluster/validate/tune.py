@@ -16,8 +16,8 @@ from simcluster.validate.simulate import TUNABLE, Tuning, engine_config, play
 __all__ = ["tune_on_points", "tune_on_run", "tuned_card"]
 
 _UNITS = {"scale": 1.0, "host": 1e-3, "b0": 1e-3, "b1": 1e-5}
-_DIFFERENCE = 0.05  # wide, since a simulated latency has small jumps
-_EVALUATIONS = 10
+_DIFFERENCE = {"scale": 0.05, "host": 0.25, "b0": 0.25, "b1": 0.25}  # wide, since a simulated latency has small jumps
+_EVALUATIONS = 15
 
 
 def tune_on_points(card: Card, points: Sequence[Point], what: Sequence[str], options: dict[str, Any] | None) -> Tuning:
@@ -71,7 +71,7 @@ def _search(card: Card, what: Sequence[str], errors: Callable[[Tuning], FloatArr
     unknown = [name for name in what if name not in TUNABLE]
     if unknown or not what:
         raise ConfigError(f"--tune {','.join(what)}: allowed are {', '.join(TUNABLE)}; correct the names")
-    start = {"scale": 1.0, "host": max(card.host_time_s / _UNITS["host"], 0.2), "b0": 0.2, "b1": 0.2}
+    start = {"scale": 1.0, "host": max(card.host_time_s / _UNITS["host"], 0.2), "b0": 2.0, "b1": 2.0}
 
     def tuning_at(values: FloatArray) -> Tuning:
         at = {name: float(value) * _UNITS[name] for name, value in zip(what, values, strict=True)}
@@ -84,7 +84,7 @@ def _search(card: Card, what: Sequence[str], errors: Callable[[Tuning], FloatArr
         cost,
         [start[name] for name in what],
         bounds=([1e-3 if name == "scale" else 0.0 for name in what], np.inf),
-        diff_step=[_DIFFERENCE] * len(what),
+        diff_step=[_DIFFERENCE[name] for name in what],
         max_nfev=_EVALUATIONS,
         xtol=1e-3,
     )
