@@ -19,8 +19,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from simcluster.calibrate.fit import calibrate, step_kinds
+from simcluster.calibrate.held_out import calibrate
 from simcluster.calibrate.service_rates import service_rates
+from simcluster.calibrate.step_errors import step_kinds
 from simcluster.card import (
     Adjustment,
     Assumption,

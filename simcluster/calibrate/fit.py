@@ -7,30 +7,28 @@ negative coefficients, since no kernel gives time back.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from scipy.optimize import least_squares, nnls
 
-from simcluster.card import StepKind, StepTimeFit, StepTimeForm, Term
+from simcluster.calibrate.solve import not_identified, solve
+from simcluster.card import StepTimeFit, StepTimeForm, Term
 from simcluster.errors import CalibrationError
-from simcluster.rng import seeded
 
 __all__ = [
     "HINGE_GRID",
+    "PLAIN_TERMS",
     "STEP_COLUMNS",
-    "ErrorSummary",
-    "bootstrap_intervals",
-    "calibrate",
-    "error_by_kind",
-    "error_summary",
+    "ExtraTerm",
+    "checked_weights",
+    "design",
     "fit_step_time",
-    "held_out_mape",
+    "fit_terms",
     "outlying_rows",
     "predict",
-    "step_kinds",
+    "terms_of",
 ]
 
 Array = NDArray[np.float64]
@@ -46,68 +44,14 @@ STEP_COLUMNS = (
 )
 HINGE_GRID = (64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024)  # tokens
 
-_PLAIN_TERMS: tuple[Term, ...] = ("b0_s", "b1_s", "b2_s", "b3_s")
-_ROBUST_SCALE = 0.02  # relative errors beyond 2 % count linearly, not squared
-_RANK_TOLERANCE = 1e-8  # share of a column that the columns before it cannot explain
-_FOLDS = 5
-_BLOCKS = 40  # contiguous blocks of the table, for the folds and for the bootstrap
-_RESAMPLES = 200
-_BOOTSTRAP_SEED = 2607_18253  # the paper's arXiv number; any constant would do
-
-
-class ErrorSummary(NamedTuple):
-    """Errors of predictions: MAPE [fraction], mean absolute error, rows left out of the MAPE."""
-
-    mape: float
-    mean_absolute: float
-    skipped: int
-
-
-def error_summary(actual: Array, predicted: Array, weights: Array | None = None) -> ErrorSummary:
-    """Compare predictions (n,) with actual values (n,) of the same unit.
-
-    A relative error needs an actual value other than 0; such rows are left out of the MAPE, and
-    counted, but not out of the mean absolute error. The MAPE is NaN if no row is left.
-    """
-    weights = np.ones_like(actual, dtype=np.float64) if weights is None else weights
-    errors = np.abs(predicted - actual)
-    nonzero = (actual != 0) & (weights > 0)
-    mape = float("nan")
-    if nonzero.any():
-        relative = errors[nonzero] / np.abs(actual[nonzero])
-        mape = float(np.average(relative, weights=weights[nonzero]))
-    return ErrorSummary(mape, float(np.average(errors, weights=weights)), int((actual == 0).sum()))
-
-
-def step_kinds(steps: pl.DataFrame) -> NDArray[np.str_]:
-    """Return the kind of each step (n,): decode, prefill (nothing decodes) or mixed."""
-    prefills = steps["has_prefill"].cast(pl.Boolean).to_numpy()
-    decodes = steps["sum_decode_context"].to_numpy() > 0
-    return np.where(~prefills, "decode", np.where(decodes, "mixed", "prefill"))
-
-
-def error_by_kind(steps: pl.DataFrame, predicted: Array, weights: Array | None = None) -> dict[StepKind, float]:
-    """Return the MAPE [fraction] of predicted step times (n,) [s] over all steps and by kind.
-
-    Kinds without a step are left out. Weights (n,) count within each kind.
-    """
-    actual = _column(steps, "step_s")
-    weights = np.ones(len(actual)) if weights is None else weights
-    kinds = step_kinds(steps)
-    errors: dict[StepKind, float] = {}
-    names: tuple[StepKind, ...] = ("all", "decode", "prefill", "mixed")
-    for name in names:
-        rows = np.ones(len(actual), dtype=bool) if name == "all" else kinds == name
-        if (weights[rows] > 0).any():
-            errors[name] = error_summary(actual[rows], predicted[rows], weights[rows]).mape
-    return errors
+PLAIN_TERMS: tuple[Term, ...] = ("b0_s", "b1_s", "b2_s", "b3_s")
 
 
 def predict(fit: StepTimeFit, steps: pl.DataFrame) -> Array:
     """Return the step times (n,) [s] that a fit predicts. Source: paper eq. 9."""
-    terms: tuple[Term, ...] = (*_PLAIN_TERMS, "b1x_s", "b4_s", "b5_s")
+    terms: tuple[Term, ...] = (*PLAIN_TERMS, "b1x_s", "b4_s", "b5_s")
     coefficients = np.array([getattr(fit, term) for term in terms])
-    times: Array = _design(steps, terms, fit.hinge_tokens) @ coefficients
+    times: Array = design(steps, terms, fit.hinge_tokens) @ coefficients
     return times
 
 
@@ -137,97 +81,29 @@ def fit_step_time(
 
     Source: paper eq. 9.
     """
-    _check_steps(steps)
-    weights = _checked_weights(weights, len(steps))
     if form == "eq9" and extra_terms:
         raise ValueError("extra_terms belong to the form 'hinge'")
-    if form == "eq9":
-        return _fit_terms(steps, _PLAIN_TERMS, 0, weights, allow_partial)[0]
-    terms: tuple[Term, ...] = (*_PLAIN_TERMS, "b1x_s", *extra_terms)
+    return fit_terms(steps, terms_of(form, extra_terms), weights, allow_partial=allow_partial)
+
+
+def terms_of(form: StepTimeForm, extra_terms: Sequence[ExtraTerm] = ()) -> tuple[Term, ...]:
+    """Return the terms of a form: "eq9" has the paper's four, "hinge" one more, and the extra ones."""
+    return PLAIN_TERMS if form == "eq9" else (*PLAIN_TERMS, "b1x_s", *extra_terms)
+
+
+def fit_terms(
+    steps: pl.DataFrame, terms: Sequence[Term], weights: Array | None = None, *, allow_partial: bool = False
+) -> StepTimeFit:
+    """Fit any terms of the step-time model; the rest is that of `fit_step_time`."""
+    _check_steps(steps)
+    weights = checked_weights(weights, len(steps))
+    if "b1x_s" not in terms:
+        return _fit_at(steps, terms, 0, weights, allow_partial)[0]
     # A hinge outside the fitted steps is either plain eq. 9 or the same as no hinge at all.
     tokens = _column(steps, "n_tokens")
     inside = [hinge for hinge in HINGE_GRID if tokens.min() < hinge < tokens.max()]
-    fits = [_fit_terms(steps, terms, hinge, weights, allow_partial) for hinge in inside or HINGE_GRID[:1]]
+    fits = [_fit_at(steps, terms, hinge, weights, allow_partial) for hinge in inside or HINGE_GRID[:1]]
     return min(fits, key=lambda fitted: fitted[1])[0]
-
-
-def held_out_mape(
-    steps: pl.DataFrame,
-    form: StepTimeForm,
-    weights: Array | None = None,
-    *,
-    extra_terms: Sequence[ExtraTerm] = (),
-) -> dict[StepKind, float]:
-    """Return the MAPE [fraction] by kind of step on steps that the fit has not seen.
-
-    The table is cut into contiguous blocks, dealt in turn to five folds; each fold is predicted by
-    a fit to the other four, its hinge chosen there too. A block keeps neighbours together: of a
-    grid it takes whole lines (all contexts of a few batch sizes), so the fit has to interpolate
-    between lines, or at the ends to extrapolate, instead of between points measured beside each
-    other; of a recording it takes steps that follow each other and are nearly the same.
-
-    Raises:
-        CalibrationError: as `fit_step_time`, or too few steps.
-    """
-    blocks = _blocks(len(steps))
-    weights = _checked_weights(weights, len(steps))
-    predicted = np.empty(len(steps))
-    for fold in range(_FOLDS):
-        held = np.concatenate(blocks[fold::_FOLDS])
-        rest = np.setdiff1d(np.arange(len(steps)), held)
-        try:
-            fit = fit_step_time(steps[rest], form, weights[rest], extra_terms=extra_terms)
-        except CalibrationError as error:
-            raise CalibrationError(f"without held-out fold {fold + 1} of {_FOLDS}: {error}") from None
-        predicted[held] = predict(fit, steps[held])
-    return error_by_kind(steps, predicted, weights)
-
-
-def bootstrap_intervals(
-    steps: pl.DataFrame, fit: StepTimeFit, terms: Sequence[Term], weights: Array | None = None
-) -> dict[Term, tuple[float, float]]:
-    """Return the 95 % interval of each term of a fit, in its unit, by a block bootstrap.
-
-    Contiguous blocks of the table are drawn with replacement, 200 times with a fixed seed, and the
-    terms fitted again. The hinge stays where it is, so the intervals hold given the hinge.
-
-    Raises:
-        CalibrationError: too few steps.
-    """
-    weights = _checked_weights(weights, len(steps))
-    blocks = _blocks(len(steps))
-    random = seeded(_BOOTSTRAP_SEED)
-    design = _design(steps, terms, fit.hinge_tokens)
-    actual = _column(steps, "step_s")
-    draws = np.empty((_RESAMPLES, len(terms)))
-    for draw in draws:
-        chosen = random.integers(len(blocks), size=len(blocks))
-        rows = np.concatenate([blocks[block] for block in chosen])
-        draw[:] = _solve(design[rows], actual[rows], weights[rows])[0]
-    low, high = np.percentile(draws, [2.5, 97.5], axis=0).tolist()
-    return dict(zip(terms, zip(low, high, strict=True), strict=True))
-
-
-def calibrate(
-    steps: pl.DataFrame,
-    form: StepTimeForm,
-    weights: Array | None = None,
-    *,
-    extra_terms: Sequence[ExtraTerm] = (),
-) -> StepTimeFit:
-    """Fit the step-time model with its held-out and in-sample errors and its intervals.
-
-    Arguments and errors are those of `fit_step_time` and `held_out_mape`.
-    """
-    fit = fit_step_time(steps, form, weights, extra_terms=extra_terms)
-    terms = _PLAIN_TERMS if form == "eq9" else (*_PLAIN_TERMS, "b1x_s", *extra_terms)
-    return fit.model_copy(
-        update={
-            "held_out_mape": held_out_mape(steps, form, weights, extra_terms=extra_terms),
-            "in_sample_mape": error_by_kind(steps, predict(fit, steps), weights),
-            "intervals": bootstrap_intervals(steps, fit, terms, weights),
-        }
-    )
 
 
 def outlying_rows(steps: pl.DataFrame, fit: StepTimeFit, factor: float = 100.0) -> list[int]:
@@ -264,8 +140,12 @@ def _check_steps(steps: pl.DataFrame) -> None:
             )
 
 
-def _checked_weights(weights: Array | None, rows: int) -> Array:
-    """Return weights with mean 1."""
+def checked_weights(weights: Array | None, rows: int) -> Array:
+    """Return weights (rows,) with mean 1; None gives equal ones.
+
+    Raises:
+        CalibrationError: they are not finite, negative, all 0, or of another number.
+    """
     if weights is None:
         return np.ones(rows)
     good = weights.shape == (rows,) and bool(np.isfinite(weights).all()) and weights.min() >= 0
@@ -274,7 +154,7 @@ def _checked_weights(weights: Array | None, rows: int) -> Array:
     return np.asarray(weights / weights.mean(), dtype=np.float64)
 
 
-def _design(steps: pl.DataFrame, terms: Sequence[Term], hinge_tokens: int) -> Array:
+def design(steps: pl.DataFrame, terms: Sequence[Term], hinge_tokens: int) -> Array:
     """Return the features (n, len(terms)) that the coefficients multiply. Source: paper eq. 9."""
     tokens = _column(steps, "n_tokens")
     context = _column(steps, "sum_decode_context")
@@ -290,96 +170,21 @@ def _design(steps: pl.DataFrame, terms: Sequence[Term], hinge_tokens: int) -> Ar
     return np.stack([features[term] for term in terms], axis=1)
 
 
-def _fit_terms(
+def _fit_at(
     steps: pl.DataFrame, terms: Sequence[Term], hinge: int, weights: Array, allow_partial: bool
 ) -> tuple[StepTimeFit, float]:
     """Fit some terms at one hinge; return the fit and its loss."""
-    design = _design(steps, terms, hinge)
-    unknown = _not_identified(design[weights > 0], terms)
+    features = design(steps, terms, hinge)
+    unknown = not_identified(features[weights > 0], terms)
     if unknown and not allow_partial:
         reasons = "; ".join(f"{term}: {reason}" for term, reason in unknown.items())
         raise CalibrationError(
             f"steps: they tell {len(terms) - len(unknown)} of {len(terms)} coefficients apart; "
-            f"not identified are {reasons}; record steps that vary more, or allow a partial fit"
+            f"not identified are {reasons}; record them, or allow a partial fit (--allow-partial)"
         )
     known = [term for term in terms if term not in unknown]
     columns = [terms.index(term) for term in known]
-    solution, loss = _solve(design[:, columns], _column(steps, "step_s"), weights)
-    values = dict.fromkeys(_PLAIN_TERMS, 0.0) | dict(zip(known, solution.tolist(), strict=True))
+    solution, loss = solve(features[:, columns], _column(steps, "step_s"), weights)
+    values = dict.fromkeys(PLAIN_TERMS, 0.0) | dict(zip(known, solution.tolist(), strict=True))
     rest = {"hinge_tokens": hinge if "b1x_s" in terms else 0, "not_identified": tuple(unknown)}
     return StepTimeFit.model_validate({**values, **rest}), loss
-
-
-def _not_identified(design: Array, terms: Sequence[Term]) -> dict[Term, str]:
-    """Name the terms that the terms before them already explain, and why (Gram-Schmidt)."""
-    basis: list[Array] = []
-    named: list[Term] = []
-    unknown: dict[Term, str] = {}
-    for term, column in zip(terms, design.T, strict=True):
-        norm = float(np.linalg.norm(column))
-        if norm == 0:
-            unknown[term] = "its feature is 0 in every step"
-            continue
-        rest = column / norm
-        for _ in range(2):  # the second pass removes what rounding left of the first
-            for direction in basis:
-                rest = rest - (direction @ rest) * direction
-        size = float(np.linalg.norm(rest))
-        if size <= _RANK_TOLERANCE:
-            unknown[term] = f"it cannot be told apart from {' and '.join(named)}"
-        else:
-            basis.append(rest / size)
-            named.append(term)
-    return unknown
-
-
-def _solve(design: Array, actual: Array, weights: Array) -> tuple[Array, float]:
-    """Return the coefficients >= 0 with the least weighted soft-L1 loss, and that loss.
-
-    The start is the least-squares solution. Columns are scaled to mean square 1, so that tolerances
-    mean the same for a constant and for squared tokens.
-    """
-    relative: Array = design / actual[:, None]
-    scale = np.sqrt(np.mean(relative**2, axis=0))
-    scale[scale == 0] = 1.0
-    relative /= scale
-    root = np.sqrt(weights)
-    start, _ = nnls(relative * root[:, None], root)
-
-    def residuals(coefficients: Array) -> Array:
-        errors: Array = relative @ coefficients - 1
-        return errors
-
-    def jacobian(_: Array) -> Array:
-        return relative
-
-    def loss(squares: Array) -> Array:
-        # scipy's soft_l1 times the weight of the row; weighting the residuals would shift the
-        # point from which an error counts linearly.
-        grown = 1 + squares
-        rho: Array = np.stack([2 * (np.sqrt(grown) - 1), grown**-0.5, -0.5 * grown**-1.5])
-        return rho * weights
-
-    result = least_squares(
-        residuals,
-        start,
-        jac=jacobian,
-        bounds=(0, np.inf),
-        loss=loss,  # type: ignore[arg-type]  # the stubs want an argument that scipy never gives
-        f_scale=_ROBUST_SCALE,
-        xtol=1e-12,
-        ftol=1e-12,
-        gtol=1e-12,
-    )
-    # The solver stays strictly inside its bounds: what it leaves at a bound is 0.
-    solution = np.where(result.x < 1e-9, 0.0, result.x)
-    return solution / scale, float(result.cost)
-
-
-def _blocks(rows: int) -> list[NDArray[np.intp]]:
-    """Cut rows into contiguous blocks of nearly equal length, in order."""
-    if rows < 2 * _FOLDS:
-        raise CalibrationError(
-            f"steps: {rows} are too few for a held-out error or an interval; record at least {2 * _FOLDS}"
-        )
-    return np.array_split(np.arange(rows), min(_BLOCKS, rows))

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from simcluster import _native
 from simcluster.backends.simulated import SimulatedCluster
-from simcluster.calibrate.fit import STEP_COLUMNS, calibrate
+from simcluster.calibrate.fit import STEP_COLUMNS
+from simcluster.calibrate.held_out import calibrate
 from simcluster.card import Assumption, Card, StepTimeFit, Term, load_card, write_card
 from simcluster.errors import SimclusterError
 from simcluster.experiment.build import build_world

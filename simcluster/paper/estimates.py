@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from simcluster.calibrate.fit import error_by_kind, predict
+from simcluster.calibrate.fit import predict
+from simcluster.calibrate.step_errors import error_by_kind
 from simcluster.card import Card, load_card
 from simcluster.experiment.build import build_world
 from simcluster.experiment.cells import Cell, CellFailure, CellResult

@@ -4,18 +4,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from simcluster.calibrate.fit import (
-    STEP_COLUMNS,
-    bootstrap_intervals,
-    calibrate,
-    error_by_kind,
-    error_summary,
-    fit_step_time,
-    held_out_mape,
-    outlying_rows,
-    predict,
-    step_kinds,
-)
+from simcluster.calibrate.fit import STEP_COLUMNS, fit_step_time, outlying_rows, predict
+from simcluster.calibrate.held_out import bootstrap_intervals, calibrate, held_out_mape
+from simcluster.calibrate.step_errors import error_by_kind, error_summary, step_kinds
 from simcluster.card import StepTimeFit, Term
 from simcluster.errors import CalibrationError
 
