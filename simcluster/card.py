@@ -21,7 +21,9 @@ __all__ = [
     "Adjustment",
     "Assumption",
     "Card",
+    "Contention",
     "Coverage",
+    "CoverageMap",
     "FitName",
     "FrontEnd",
     "KvCache",
@@ -37,7 +39,7 @@ __all__ = [
 ]
 
 StepTimeForm = Literal["eq9", "hinge"]
-FitName = Literal["eq9", "hinge", "eq9_served"]
+FitName = Literal["eq9", "hinge", "extended", "eq9_served"]
 Term = Literal["b0_s", "b1_s", "b2_s", "b3_s", "b1x_s", "b4_s", "b5_s"]
 StepKind = Literal["all", "decode", "prefill", "mixed"]
 Measure = Literal["ttft_mape", "tpot_mape", "e2e_mape"]
@@ -79,6 +81,7 @@ class StepTimeFit(_Model):
         intervals: 95 % block-bootstrap interval of each coefficient, in its unit, or None.
         held_out_mape: error on steps left out of the fit [fraction], by kind of step, or None.
         in_sample_mape: error on the fitted steps [fraction], by kind of step, or None.
+        residuals: equally likely quantiles of recorded over predicted time of held-out steps, or None.
 
     Source: paper eq. 9; the terms b1x, b4 and b5 are this project's.
     """
@@ -95,6 +98,7 @@ class StepTimeFit(_Model):
     intervals: dict[Term, _ValueRange] | None = None
     held_out_mape: _Errors | None = None
     in_sample_mape: _Errors | None = None
+    residuals: Annotated[tuple[_Positive, ...], Field(min_length=2)] | None = None
 
 
 class FrontEnd(_Model):
@@ -123,6 +127,22 @@ class KvCache(_Model):
     block_size: Annotated[int, Field(ge=1)]
 
 
+class CoverageMap(_Model):
+    """How many fitted steps there are by batch and mean decode context.
+
+    Attributes:
+        batch_size: lowest number of decoding requests of each row; 0 is for steps without a decode.
+        mean_decode_context: lowest mean context of each column [tokens].
+        steps: number of steps, by row and column.
+        with_prefill: how many of them contain a prefill.
+    """
+
+    batch_size: tuple[Annotated[int, Field(ge=0)], ...]
+    mean_decode_context: tuple[Annotated[int, Field(ge=0)], ...]
+    steps: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...]
+    with_prefill: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...]
+
+
 class Coverage(_Model):
     """The ranges (lowest, highest) of the fitted steps; beyond them a prediction extrapolates.
 
@@ -134,6 +154,7 @@ class Coverage(_Model):
         sum_decode_context: sum of these contexts [tokens].
         num_prefill_requests: prefilling requests of a step.
         prefill_attention: sum of `p*c + p*(p+1)/2` of a step [tokens^2].
+        map: the steps by batch and context, or None.
     """
 
     num_steps: Annotated[int, Field(ge=1)]
@@ -143,6 +164,7 @@ class Coverage(_Model):
     sum_decode_context: _CountRange
     num_prefill_requests: _CountRange
     prefill_attention: _ValueRange
+    map: CoverageMap | None = None
 
 
 class ServiceRates(_Model):
@@ -196,6 +218,20 @@ class Validation(_Model):
         return f"validated on {self.run} ({size}{tuned}), error {errors}"
 
 
+class Contention(_Model):
+    """How much other work on the machine disturbed the recorded steps.
+
+    Attributes:
+        wall_over_cpu: wall time of all steps over the worker's CPU time.
+        disturbed_share: share of steps whose wall time is above 1.15 times the worker's CPU time + 0.5 ms [fraction].
+        excluded: whether these steps were left out of the fit.
+    """
+
+    wall_over_cpu: _Positive
+    disturbed_share: Annotated[float, Field(ge=0, le=1)]
+    excluded: bool
+
+
 class Assumption(_Model):
     """A field of the card that was not measured, and where its value comes from."""
 
@@ -227,16 +263,19 @@ class Card(_Model):
         host_time_s: host time per step [s]: added to the step time in the synchronous loop, a lower
             bound of the period in the asynchronous one.
         front_end: time outside the engine.
-        fits: step-time models by name; "eq9" is the paper's, "hinge" has the optional terms, "eq9_served" is
-            the paper's on the steps of a simulated cluster whose engines follow "hinge".
+        fits: step-time models by name; "eq9" is the paper's, "hinge" and "extended" have optional terms, "eq9_served"
+            is the paper's on the steps of a simulated cluster whose engines follow "hinge".
         chosen_fit: the fit to use where nothing else is asked for.
         coverage: ranges of the fitted steps.
         service_rates: how fast it serves a mix of requests; None where nobody has measured it.
         validations: comparisons with real runs, one per run; None without any.
+        target: which of a step's times was fitted; None for steps that have only one.
+        contention: what other work on the machine did to the recorded steps; None where it is not known.
         provenance: where the steps come from.
         measured: whether the steps were recorded from a serving engine.
         assumptions: what was not measured.
         adjustments: what was scaled after the fit.
+        notes: how measured fields were measured.
         date: when the card was made, YYYY-MM-DD.
         source: name of the file with the steps.
         source_sha256: SHA-256 of that file.
@@ -258,10 +297,13 @@ class Card(_Model):
     coverage: Coverage
     service_rates: ServiceRates | None = None
     validations: list[Validation] | None = None
+    target: Literal["wall", "worker-cpu"] | None = None
+    contention: Contention | None = None
     provenance: _Text
     measured: bool
     assumptions: list[Assumption]
     adjustments: list[Adjustment]
+    notes: list[_Text] | None = None
     date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
     source: _Text
     source_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -38,7 +38,7 @@ from simcluster.errors import CalibrationError, SimclusterError
 from simcluster.shipped import find_file
 from simcluster.workload import read_trace
 
-__all__ = ["composed_card", "main", "read_composed", "served_weights"]
+__all__ = ["COMPOSED_COLUMNS", "composed_card", "main", "read_composed", "served_weights"]
 
 PROVENANCE = "composed from measured kernels, not a serving run"
 _DATE = "2026-11-30"  # fixed, so that a rerun gives the same bytes
@@ -51,7 +51,7 @@ _SERVED_PREFILLS = ((256, 0.4), (4096, 0.4), (np.inf, 0.2))  # (up to n tokens, 
 _UNSERVED_WEIGHT = 0.1
 _MAX_PRIOR_CONTEXT = 8192  # tokens before a lone prefill chunk
 
-_COLUMNS = (
+COMPOSED_COLUMNS = (
     "model",
     "tp",
     "n_prefill_seqs",
@@ -135,10 +135,10 @@ def read_composed(path: Path) -> pl.DataFrame:
     except (OSError, pl.exceptions.PolarsError) as error:
         reason = str(error).splitlines()[0]
         raise CalibrationError(f"{path}: cannot be read ({reason}); give a Parquet file of composed steps") from None
-    missing = [name for name in _COLUMNS if name not in table.columns]
+    missing = [name for name in COMPOSED_COLUMNS if name not in table.columns]
     if missing:
         raise CalibrationError(
-            f"{path}: no column {', '.join(missing)}; a table of composed steps has {', '.join(_COLUMNS)}"
+            f"{path}: no column {', '.join(missing)}; a table of composed steps has {', '.join(COMPOSED_COLUMNS)}"
         )
     chunk = pl.col("prefill_tokens")
     return table.select(

@@ -22,6 +22,7 @@ __all__ = [
     "PLAIN_TERMS",
     "STEP_COLUMNS",
     "ExtraTerm",
+    "check_steps",
     "checked_weights",
     "design",
     "fit_step_time",
@@ -95,7 +96,7 @@ def fit_terms(
     steps: pl.DataFrame, terms: Sequence[Term], weights: Array | None = None, *, allow_partial: bool = False
 ) -> StepTimeFit:
     """Fit any terms of the step-time model; the rest is that of `fit_step_time`."""
-    _check_steps(steps)
+    check_steps(steps)
     weights = checked_weights(weights, len(steps))
     if "b1x_s" not in terms:
         return _fit_at(steps, terms, 0, weights, allow_partial)[0]
@@ -122,21 +123,35 @@ def _column(steps: pl.DataFrame, name: str) -> Array:
     return values
 
 
-def _check_steps(steps: pl.DataFrame) -> None:
+def check_steps(steps: pl.DataFrame, where: str = "steps") -> None:
+    """Check that a table has `STEP_COLUMNS` with values that can be true.
+
+    Args:
+        steps: the table.
+        where: its name, for messages.
+
+    Raises:
+        CalibrationError: a column is missing or not a number, the table is empty, or a value is not allowed.
+    """
     missing = [name for name in STEP_COLUMNS if name not in steps.columns]
     if missing:
-        raise CalibrationError(f"steps: no column {', '.join(missing)}; a table of steps has {', '.join(STEP_COLUMNS)}")
+        raise CalibrationError(
+            f"{where}: no column {', '.join(missing)}; a table of steps has {', '.join(STEP_COLUMNS)}"
+        )
     if steps.is_empty():
-        raise CalibrationError("steps: the table is empty; record some steps")
+        raise CalibrationError(f"{where}: the table is empty; record some steps")
     for name in STEP_COLUMNS:
-        values = steps[name].cast(pl.Float64).fill_null(np.nan).to_numpy()
+        try:
+            values = steps[name].cast(pl.Float64).fill_null(np.nan).to_numpy()
+        except pl.exceptions.PolarsError:
+            raise CalibrationError(f"{where}: column {name} is {steps[name].dtype}; must be a number") from None
         bad = np.flatnonzero(~np.isfinite(values) | (values < 0))
         if name == "step_s":
             bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
         if bad.size:
             allowed = "> 0" if name == "step_s" else ">= 0"
             raise CalibrationError(
-                f"steps: row {bad[0]}: {name} = {values[bad[0]]}; must be finite and {allowed}; leave the row out"
+                f"{where}: row {bad[0]}: {name} = {values[bad[0]]}; must be finite and {allowed}; leave the row out"
             )
 
 

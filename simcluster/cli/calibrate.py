@@ -2,9 +2,12 @@
 
 import typer
 
-from simcluster.cli import calibrate_quality
+from simcluster.cli import calibrate_fit, calibrate_quality
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Measure running models: what their answers are worth.")
+app = typer.Typer(
+    no_args_is_help=True, help="Measure running models: how fast they serve, and what their answers are worth."
+)
+app.command("fit", no_args_is_help=True)(calibrate_fit.fit)
 app.command("quality", no_args_is_help=True)(calibrate_quality.quality)

@@ -181,7 +181,7 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
         ("fits.hinge.b2_s", "1e-9", "fits.hinge.b2_s = '1e-9'; must be a valid number;"),
         ("fits.hinge.b2_s", True, "fits.hinge.b2_s = True; must be a valid number;"),
         ("fits.hinge.hinge_tokens", 1.5, "fits.hinge.hinge_tokens = 1.5; must be a valid integer"),
-        ("fits.third", {}, "fits.third = 'third'; must be 'eq9', 'hinge' or 'eq9_served';"),
+        ("fits.third", {}, "fits.third = 'third'; must be 'eq9', 'hinge', 'extended' or 'eq9_served';"),
         ("host_time_s", None, "host_time_s = None; must be a valid number;"),
         ("kv_cache.num_gpu_blocks", 1, "kv_cache.num_gpu_blocks = 1; must be greater than or"),
         ("num_gpus", 0, "num_gpus = 0; must be greater than or equal to 1;"),
