@@ -1,4 +1,4 @@
-"""Make the cards of the three H100 instances from composed step times.
+"""Make the cards of the H100 instances from composed step times.
 
 `python -m simcluster.calibrate.composed STEPS.parquet OUT_DIR`
 
@@ -42,7 +42,7 @@ __all__ = ["COMPOSED_COLUMNS", "composed_card", "main", "read_composed", "served
 
 PROVENANCE = "composed from measured kernels, not a serving run"
 _DATE = "2026-11-30"  # fixed, so that a rerun gives the same bytes
-_MAX_MODEL_LEN = 40_960  # tokens; Qwen3's context limit
+_QWEN3_CONTEXT, _LLAMA_CONTEXT = 40_960, 131_072  # tokens; context limits of the models
 _BLOCK_SIZE = 16  # tokens; vLLM's default
 
 _SERVED_BATCH = 64  # decoding requests
@@ -71,6 +71,7 @@ class _Instance:
     model: str
     num_gpus: int
     kv_tokens: int
+    max_model_len: int
     host_time_s: float
     host_note: str
     factor: float = 1.0
@@ -84,10 +85,20 @@ _LARGE_HOST_NOTE = (
 
 INSTANCES = (
     _Instance(
+        name="llama-3.1-8b-h100",
+        model="Llama-3.1-8B",
+        num_gpus=1,
+        kv_tokens=414_000,
+        max_model_len=_LLAMA_CONTEXT,
+        host_time_s=0.4e-3,
+        host_note=_LARGE_HOST_NOTE + ", taken over for this model",
+    ),
+    _Instance(
         name="qwen3-0.6b-h100",
         model="Qwen3-0.6B",
         num_gpus=1,
         kv_tokens=600_000,
+        max_model_len=_QWEN3_CONTEXT,
         host_time_s=1.5e-3,
         host_note=(
             "at small batches this model is bound by the host; 1.5 ms gives about 3 ms a step in "
@@ -100,6 +111,7 @@ INSTANCES = (
         model="Qwen3-8B",
         num_gpus=1,
         kv_tokens=368_000,
+        max_model_len=_QWEN3_CONTEXT,
         host_time_s=0.4e-3,
         host_note=_LARGE_HOST_NOTE,
     ),
@@ -108,6 +120,7 @@ INSTANCES = (
         model="Qwen3-32B",
         num_gpus=2,
         kv_tokens=250_000,
+        max_model_len=_QWEN3_CONTEXT,
         host_time_s=0.4e-3,
         host_note=_LARGE_HOST_NOTE + ", taken over for this model",
         factor=1.10,
@@ -221,7 +234,7 @@ def composed_card(instance: _Instance, table: pl.DataFrame, source: str, sha256:
         num_gpus=instance.num_gpus,
         engine="vllm",
         engine_version="0.33.0 scheduler; kernels of the vLLM 0.25 image (all-reduce: 0.24)",
-        max_model_len=_MAX_MODEL_LEN,
+        max_model_len=instance.max_model_len,
         # One block more than the requests can use: vLLM's null block.
         kv_cache=KvCache(num_gpu_blocks=instance.kv_tokens // _BLOCK_SIZE + 1, block_size=_BLOCK_SIZE),
         host_time_s=instance.host_time_s,
@@ -240,10 +253,10 @@ def composed_card(instance: _Instance, table: pl.DataFrame, source: str, sha256:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make the three cards; return the exit code, 2 after a mistake told in one line."""
+    """Make the cards; return the exit code, 2 after a mistake told in one line."""
     parser = argparse.ArgumentParser(
         prog="python -m simcluster.calibrate.composed",
-        description="Make the cards of the three H100 instances from composed step times.",
+        description="Make the cards of the H100 instances from composed step times.",
     )
     parser.add_argument("steps", type=Path, help="Parquet file of composed steps")
     parser.add_argument("out_dir", type=Path, help="folder for the cards")

@@ -91,13 +91,14 @@ def _choice(fitted: FittedSteps) -> dict[str, Any] | None:
 def _coefficients(fitted: FittedSteps) -> list[dict[str, Any]]:
     """Return one row per coefficient of the chosen fit, those of plain eq. 9 beside them."""
     fit, plain = fitted.fit, fitted.fits["eq9"]
-    terms = [term for term in _UNITS if getattr(fit, term) or (fit.intervals or {}).get(term) or term in _PLAIN]
+    intervals = {str(term): ends for term, ends in (fit.intervals or {}).items()}
+    terms = [term for term in _UNITS if getattr(fit, term) or intervals.get(term) or term in _PLAIN]
     rows: list[dict[str, Any]] = [
         {
             "term": term,
             "unit": _UNITS[term],
             "value": getattr(fit, term),
-            "interval": (fit.intervals or {}).get(term),  # type: ignore[call-overload]
+            "interval": intervals.get(term),
             "eq9": getattr(plain, term) if term in _PLAIN else None,
             "identified": term not in fit.not_identified,
         }

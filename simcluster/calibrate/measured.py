@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+from scipy import sparse
 from scipy.optimize import linprog
 
 from simcluster.calibrate.recording import Recording
@@ -104,10 +105,12 @@ def _least_absolute(x: Array, y: Array) -> tuple[float, float]:
     """Fit y = a + b*x with a, b >= 0 and the least sum of absolute errors (a linear program)."""
     number = len(x)
     scale = max(float(x.max()), 1.0)
-    identity = np.eye(number)
-    equal = np.hstack([np.ones((number, 1)), (x / scale)[:, None], identity, -identity])
+    identity = sparse.eye_array(number)
+    equal = sparse.hstack([np.stack([np.ones(number), x / scale], axis=1), identity, -identity])
     cost = np.concatenate([np.zeros(2), np.ones(2 * number)])
     found = linprog(cost, A_eq=equal, b_eq=y, bounds=(0, None), method="highs")
+    if found.x is None:  # the solver gave up: a constant alone
+        return float(np.median(y)), 0.0
     return float(found.x[0]), float(found.x[1]) / scale
 
 

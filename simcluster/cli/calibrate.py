@@ -2,7 +2,7 @@
 
 import typer
 
-from simcluster.cli import calibrate_fit, calibrate_quality
+from simcluster.cli import calibrate_fit, calibrate_import, calibrate_quality
 
 __all__ = ["app"]
 
@@ -10,4 +10,5 @@ app = typer.Typer(
     no_args_is_help=True, help="Measure running models: how fast they serve, and what their answers are worth."
 )
 app.command("fit", no_args_is_help=True)(calibrate_fit.fit)
+app.command("import", no_args_is_help=True)(calibrate_import.import_)
 app.command("quality", no_args_is_help=True)(calibrate_quality.quality)

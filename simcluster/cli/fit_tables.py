@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
+import polars as pl
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["print_report"]
+__all__ = ["print_report", "source_table"]
 
 _SCALE = {"s": (1e3, "ms"), "s/token": (1e6, "us/token"), "s/token^2": (1e9, "ns/token^2"), "tokens": (1, "tokens")}
 _SMALL = {"b2_s": (1e9, "ns/token"), "b4_s": (1e9, "ns/token")}
@@ -190,3 +191,22 @@ def _card_lines(card: dict[str, Any]) -> list[str]:
         )
     lines += card.get("notes", [])
     return lines + [f"assumed: {each['field']}: {each['note']}" for each in card["assumptions"]]
+
+
+def source_table(steps: pl.DataFrame, title: str) -> Table:
+    """Return a table of imported steps by kind: how many, their tokens and their times."""
+    composed = "step_ms" in steps.columns
+    ms = steps["step_ms"] if composed else steps["step_s"] * 1e3
+    tokens = steps["prefill_tokens"] + steps["n_decode"] if composed else steps["n_tokens"]
+    prefills = steps["n_prefill_seqs" if composed else "num_prefill_requests"] > 0
+    kind = pl.DataFrame({"prefills": prefills, "decodes": steps["n_decode"] > 0, "tokens": tokens, "ms": ms})
+    table = _table(title, "kind", ("steps", "tokens", "ms"))
+    for name, rows in (
+        ("decode", kind.filter(~pl.col("prefills"))),
+        ("prefill", kind.filter(pl.col("prefills") & ~pl.col("decodes"))),
+        ("mixed", kind.filter(pl.col("prefills") & pl.col("decodes"))),
+    ):
+        if len(rows):
+            spans = (f"{rows[column].min():,.6g} to {rows[column].max():,.6g}" for column in ("tokens", "ms"))
+            table.add_row(name, f"{len(rows):,}", *spans)
+    return table

@@ -13,7 +13,7 @@ from small_cluster import make_card
 from trace_files import write_file
 
 CARDS = Path(__file__).resolve().parents[2] / "calibration"
-NAMES = ("qwen3-0.6b-h100", "qwen3-8b-h100", "qwen3-32b-tp2-h100")
+NAMES = ("qwen3-0.6b-h100", "qwen3-8b-h100", "qwen3-32b-tp2-h100", "llama-3.1-8b-h100")
 
 
 def equal_requests(folder: Path, count: int) -> Trace:

@@ -1,0 +1,1 @@
+"""Steps from elsewhere: vLLM's iteration log, kernel tables, layer profiles."""
