@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from simcluster.card import Coverage
 from simcluster.instance import InstanceSpec, TrueModel
 from simcluster.request import IntArray, RequestColumns, RequestTruth
 
@@ -20,6 +21,7 @@ class World:
         instances: (j,) what routers may know.
         true_models: (j,) how fast the instances really are.
         num_gpus: (j,) GPUs of each instance.
+        coverages: (j,) the batches that the step times of each were fitted to; empty: unknown.
         request_id: (n,) ids, Python strings.
         task: (n,) task names, or None.
         known: the requests as routers see them.
@@ -36,6 +38,7 @@ class World:
     instances: tuple[InstanceSpec, ...]
     true_models: tuple[TrueModel, ...]
     num_gpus: tuple[int, ...]
+    coverages: tuple[Coverage, ...] = ()
     request_id: npt.NDArray[np.object_]
     task: npt.NDArray[np.object_] | None
     known: RequestColumns

@@ -105,8 +105,9 @@ def _least_absolute(x: Array, y: Array) -> tuple[float, float]:
     """Fit y = a + b*x with a, b >= 0 and the least sum of absolute errors (a linear program)."""
     number = len(x)
     scale = max(float(x.max()), 1.0)
-    identity = sparse.eye_array(number)
-    equal = sparse.hstack([np.stack([np.ones(number), x / scale], axis=1), identity, -identity])
+    unknown = sparse.csr_array(np.stack([np.ones(number), x / scale], axis=1))
+    identity = sparse.csr_array(sparse.eye_array(number))
+    equal = sparse.hstack([unknown, identity, -identity], format="csr")
     cost = np.concatenate([np.zeros(2), np.ones(2 * number)])
     found = linprog(cost, A_eq=equal, b_eq=y, bounds=(0, None), method="highs")
     if found.x is None:  # the solver gave up: a constant alone

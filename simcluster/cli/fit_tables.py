@@ -207,6 +207,7 @@ def source_table(steps: pl.DataFrame, title: str) -> Table:
         ("mixed", kind.filter(pl.col("prefills") & pl.col("decodes"))),
     ):
         if len(rows):
-            spans = (f"{rows[column].min():,.6g} to {rows[column].max():,.6g}" for column in ("tokens", "ms"))
+            values = [rows[column].cast(pl.Float64).to_numpy() for column in ("tokens", "ms")]
+            spans = (f"{each.min():,.6g} to {each.max():,.6g}" for each in values)
             table.add_row(name, f"{len(rows):,}", *spans)
     return table

@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simcluster.cli.building import built
+from simcluster.experiment.coverage_check import coverage_warnings
 from simcluster.experiment.run import EngineName, PolicyRun, engine_factory, run_policies
 from simcluster.records import output_folder
 from simcluster.report.estimator_tables import estimator_table
@@ -109,6 +110,9 @@ def run(
         _print_tables(loaded, world, runs, quiet)
     if out is not None and not quiet:
         console.print(f"written to {out}", style="dim", highlight=False)
+    if not quiet:
+        for warning in coverage_warnings(world, runs):
+            console.print(f"warning: {warning}", style="yellow", highlight=False)
     if any(item.summary["interrupted"] for item in runs):
         console.print("stopped early: the last policy's numbers are partial", style="yellow")
         raise typer.Exit(130)

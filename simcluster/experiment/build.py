@@ -56,6 +56,7 @@ def build_world(scenario: Scenario, path: Path, on_predicted: Callable[[int, int
         instances=tuple(instances),
         true_models=tuple(models),
         num_gpus=tuple(card.num_gpus for card in cards),
+        coverages=tuple(card.coverage for card in cards),
         request_id=trace.request_id,
         task=trace.task_labels(),
         known=known,

@@ -75,7 +75,7 @@ def step_grid(max_tokens: int = 8192) -> pl.DataFrame:
             rows += [("prefill", 1, chunk, 0, 0, chunk * c + chunk * (chunk + 1) / 2) for c in _BEFORE]
     random = seeded(_SEED)
     for _ in range(_MIXED):
-        budget = int(min(max_tokens, 2 ** random.integers(9, 14)))
+        budget = min(max_tokens, 2 ** int(random.integers(9, 14)))
         decodes = int(random.integers(1, min(129, budget // 4)))
         prefills = int(random.integers(1, 9))
         tokens = max(prefills, budget - decodes)
