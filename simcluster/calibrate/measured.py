@@ -63,11 +63,11 @@ def front_end(recordings: Sequence[Recording]) -> tuple[FrontEnd, str] | None:
     """Return the time outside the engine, from requests whose client times are known; None without any.
 
     Sending to arrival at the engine is fitted as a constant and a part per prompt token, both at least 0, by least
-    absolute error; the way out is the median from the end of the step that made the first token to the client.
+    absolute error, over requests that met no running step: others wait for its end before the engine sees them; the way out is the median from the end of the step that made the first token to the client.
     """
     delays, prompts, outs = [], [], []
     for recording in recordings:
-        known = recording.requests.filter(pl.col("t_sent_ns").is_not_null())
+        known = _met_idle(recording)
         delays.append((known["t_add_ns"] - known["t_sent_ns"]).to_numpy() / 1e9)
         prompts.append(known["prompt_tokens"].to_numpy().astype(np.float64))
         outs.append(_way_out(recording))
@@ -77,10 +77,19 @@ def front_end(recordings: Sequence[Recording]) -> tuple[FrontEnd, str] | None:
         return None
     constant, slope = _least_absolute(prompt[good], delay[good])
     output = max(float(np.median(out)), 0.0) if out.size else 0.0
-    text = f"fitted to {int(good.sum()):,} requests with client times"
+    text = f"fitted to {int(good.sum()):,} requests with client times that met no running step"
     if not out.size:
         text += "; the way out is not measured, 0 means unknown"
     return FrontEnd(request_s=constant, per_prompt_token_s=slope, output_s=output), text
+
+
+def _met_idle(recording: Recording) -> pl.DataFrame:
+    """Return the requests with a time of sending that no step ran beside on their way to the engine."""
+    known = recording.requests.filter(pl.col("t_sent_ns").is_not_null())
+    begin, end = (recording.steps[name].to_numpy() for name in ("t_sched0", "t_upd1"))
+    before = np.searchsorted(begin, known["t_add_ns"].to_numpy()) - 1  # the last step that began before the arrival
+    idle = (before < 0) | (end[np.maximum(before, 0)] <= known["t_sent_ns"].to_numpy())
+    return known.filter(idle)
 
 
 def _way_out(recording: Recording) -> Array:

@@ -105,7 +105,7 @@ def load_table(path: Path, options: FitOptions) -> StepTable:
         ) from None
     if set(COMPOSED_COLUMNS) <= set(columns):
         return _cleaned(_from_composed(path, options), options)
-    return _cleaned(_from_file(path), options)
+    return _cleaned(_from_file(path, contexts_known="contexts_known" not in columns), options)
 
 
 def joined(tables: Sequence[StepTable]) -> pl.DataFrame:
@@ -211,8 +211,10 @@ def _from_composed(path: Path, options: FitOptions) -> StepTable:
     return StepTable(name=f"{path.stem} {name}", path=path, sha256=_sha256(path), steps=_in_form(chosen), composed=True)
 
 
-def _from_file(path: Path) -> StepTable:
-    return StepTable(name=path.stem, path=path, sha256=_sha256(path), steps=_in_form(pl.read_parquet(path), str(path)))
+def _from_file(path: Path, *, contexts_known: bool) -> StepTable:
+    warnings = () if contexts_known else (f"{path.name}: contexts are not in this source: b2 and b3 cannot be fitted",)
+    steps = _in_form(pl.read_parquet(path), str(path))
+    return StepTable(name=path.stem, path=path, sha256=_sha256(path), steps=steps, warnings=warnings)
 
 
 def _in_form(table: pl.DataFrame, where: str = "steps") -> pl.DataFrame:

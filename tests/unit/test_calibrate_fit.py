@@ -142,6 +142,7 @@ def alternating(count: int, length: int = 10 * MS) -> tuple[list[dict[str, Any]]
     rows, requests, at = [], [], 100 * MS
     for number in range(count):
         prompt, name = 1 + number % 8, f"r{number}"
+        at += 20 * MS  # nothing runs while a request is on its way
         requests.append({"request_id": name, "t_add_ns": at - 1, "prompt_tokens": prompt, "max_tokens": 4})
         requests[-1] |= {"output_tokens": 4, "phase": "served", "t_sent_ns": at - 1 - (2 + prompt) * MS}
         for turn in range(4):
