@@ -63,7 +63,8 @@ def front_end(recordings: Sequence[Recording]) -> tuple[FrontEnd, str] | None:
     """Return the time outside the engine, from requests whose client times are known; None without any.
 
     Sending to arrival at the engine is fitted as a constant and a part per prompt token, both at least 0, by least
-    absolute error, over requests that met no running step: others wait for its end before the engine sees them; the way out is the median from the end of the step that made the first token to the client.
+    absolute error, over requests that met no running step: others wait for its end before the engine sees them. The
+    way out is the median from the end of the step that made the first token to the client.
     """
     delays, prompts, outs = [], [], []
     for recording in recordings:
