@@ -30,6 +30,7 @@ __all__ = ["FittedSteps", "fit_sources"]
 Array = NDArray[np.float64]
 
 _RESIDUALS = 200  # quantiles of recorded over predicted that a card keeps
+_PADDING_GAIN = 0.8  # error with padding over error without, below which it is worth a warning
 _CONTENTION = 0.05  # share of disturbed steps that is worth a warning
 
 
@@ -107,44 +108,21 @@ def fit_sources(
     steps = joined(tables)
     weights, text = served_step_weights(steps, equal=equal_weights)
     warnings = [warning for table in tables for warning in table.warnings]
-    features = design(steps, PLAIN_TERMS, 0)
-    unknown = not_identified(features[weights > 0], PLAIN_TERMS)
+    unknown = not_identified(design(steps, PLAIN_TERMS, 0)[weights > 0], PLAIN_TERMS)
     plain = fit_terms(steps, PLAIN_TERMS, weights, allow_partial=allow_partial)
-    if unknown:
-        reasons = "; ".join(f"{term}: {reason}" for term, reason in unknown.items())
-        warnings.append(f"not identified, held at 0: {reasons}; do not use the card where these matter")
     blocks = _blocks(tables, len(steps))
     choice = None
-    if blocks is None:
-        warnings.append(
-            f"{len(steps)} steps are too few for a held-out error, intervals or optional terms: plain eq. 9"
-        )
-    elif not unknown:
+    if blocks is not None and not unknown:
         choice = choose(steps, weights, blocks, steps["source"].to_numpy().astype(np.intp), on_stage)
-    fits: dict[FitName, StepTimeFit] = {"eq9": plain}
-    chosen: FitName = "eq9"
-    if choice is not None and choice.chosen != 0:
-        terms = choice.candidates[choice.chosen].terms
-        chosen = "hinge" if terms == (*PLAIN_TERMS, "b1x_s") else "extended"
-        fits[chosen] = fit_terms(steps, terms, weights)
-    held_out = None
-    if blocks is not None:
-        on_stage("intervals")
-        for name, fit in list(fits.items()):
-            terms = choice.candidates[choice.chosen].terms if choice is not None and name == chosen else PLAIN_TERMS
-            terms = tuple(term for term in terms if term not in unknown)
-            predicted = _held_out(steps, terms, weights, blocks, choice)
-            fits[name] = _with_errors(fit, steps, terms, weights, blocks, predicted)
-            held_out = predicted if name == chosen else held_out
+    on_stage("intervals")
+    fits, chosen, held_out = _fits(plain, steps, weights, blocks, choice)
     outliers = outlying_rows(steps, fits[chosen])
+    padding = None if blocks is None or choice is None else _padding(tables, steps, weights, blocks, choice)
+    warnings = [warning for table in tables for warning in table.warnings]
+    warnings += _data_warnings(len(steps), unknown, blocks)
     warnings += _outlier_warning(steps, outliers, fits[chosen], tables)
     warnings += _contention_warning(tables, options)
-    padding = None if blocks is None or choice is None else _padding(tables, steps, weights, blocks, choice)
-    if padding is not None and padding[1] < 0.8 * padding[0]:
-        warnings.append(
-            f"decode steps are {padding[0]:.2%} off, and {padding[1]:.2%} if their tokens are rounded up to CUDA-graph "
-            "sizes; the simulator does not pad"
-        )
+    warnings += _padding_warning(padding)
     return FittedSteps(
         tables=tables,
         steps=steps,
@@ -161,6 +139,46 @@ def fit_sources(
         notes=notes,
         warnings=warnings,
     )
+
+
+def _fits(
+    plain: StepTimeFit, steps: pl.DataFrame, weights: Array, blocks: Blocks | None, choice: Choice | None
+) -> tuple[dict[FitName, StepTimeFit], FitName, Array | None]:
+    """Return the fits with their errors, the chosen one's name and its held-out prediction."""
+    terms: dict[FitName, tuple[Term, ...]] = {"eq9": PLAIN_TERMS}
+    fits: dict[FitName, StepTimeFit] = {"eq9": plain}
+    chosen: FitName = "eq9"
+    if choice is not None and choice.chosen != 0:
+        taken = choice.candidates[choice.chosen].terms
+        chosen = "hinge" if taken == (*PLAIN_TERMS, "b1x_s") else "extended"
+        terms[chosen], fits[chosen] = taken, fit_terms(steps, taken, weights)
+    if blocks is None:
+        return fits, chosen, None
+    held_out: dict[FitName, Array] = {}
+    for name, fit in list(fits.items()):
+        told = tuple(term for term in terms[name] if term not in fit.not_identified)
+        held_out[name] = _held_out(steps, told, weights, blocks, choice)
+        fits[name] = _with_errors(fit, steps, told, weights, blocks, held_out[name])
+    return fits, chosen, held_out[chosen]
+
+
+def _data_warnings(rows: int, unknown: dict[Term, str], blocks: Blocks | None) -> list[str]:
+    warnings = []
+    if unknown:
+        reasons = "; ".join(f"{term}: {reason}" for term, reason in unknown.items())
+        warnings.append(f"not identified, held at 0: {reasons}; do not use the card where these matter")
+    if blocks is None:
+        warnings.append(f"{rows} steps are too few for held-out errors, intervals or optional terms: plain eq. 9")
+    return warnings
+
+
+def _padding_warning(padding: tuple[float, float] | None) -> list[str]:
+    if padding is None or padding[1] >= _PADDING_GAIN * padding[0]:
+        return []
+    return [
+        f"decode steps are {padding[0]:.2%} off, and {padding[1]:.2%} if their tokens are rounded up to CUDA-graph "
+        "sizes; the simulator does not pad"
+    ]
 
 
 def _blocks(tables: Sequence[StepTable], rows: int) -> Blocks | None:

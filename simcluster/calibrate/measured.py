@@ -169,7 +169,10 @@ def _saturated(recording: Recording | None) -> tuple[float, float, str] | None:
     outputs = recording.requests["output_tokens"].cast(pl.Float64).to_numpy()
     if rows.sum() < _LEAST_STEPS or not outputs.size or outputs.mean() <= 0:
         return None
-    length = (steps["t_upd1"] - steps["t_sched0"]).to_numpy()[rows] / 1e9
+    ends = steps["t_upd1"].to_numpy()
+    length = ends - steps["t_sched0"].to_numpy()
+    follows = np.concatenate([[False], rows[:-1]])  # then the gap before the step belongs to the saturated time too
+    length = np.where(follows, np.diff(ends, prepend=ends[0]), length)[rows] / 1e9
     tokens = float(steps["n_samples"].to_numpy()[rows].sum())
     running = steps["n_running"].to_numpy()[rows]
     phases = recording.requests["phase"].cast(pl.String).fill_null("")

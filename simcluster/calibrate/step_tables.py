@@ -181,13 +181,18 @@ def _from_recording(recording: Recording, options: FitOptions) -> StepTable:
         path=recording.path,
         sha256=_sha256(recording.path / "steps.parquet" if recording.path.is_dir() else recording.path),
         steps=_in_form(table.with_columns(step_s=pl.col(column))),
-        warnings=_recording_warnings(recording),
+        warnings=_recording_warnings(recording, options),
         recording=recording,
     )
 
 
-def _recording_warnings(recording: Recording) -> tuple[str, ...]:
+def _recording_warnings(recording: Recording, options: FitOptions) -> tuple[str, ...]:
     warnings = []
+    if options.target == "worker-cpu" and "cpu" not in recording.info.device.lower():
+        warnings.append(
+            f"{recording.name}: on {recording.info.device} the worker's CPU time is not the time of a step, since kernels "
+            "run beside it; fit --target wall"
+        )
     if recording.info.loop == "async":
         warnings.append(
             f"{recording.name}: recorded in the asynchronous loop: single step times are noisy there, since the next "

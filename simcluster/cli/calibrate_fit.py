@@ -23,44 +23,55 @@ from simcluster.shipped import find_file
 __all__ = ["fit"]
 
 
+_Sources = Annotated[
+    list[Path],
+    typer.Argument(metavar="STEPS...", help="Recordings (folders, or steps_X.parquet of the older form) or tables."),
+]
+_Out = Annotated[Path | None, typer.Option(help="Write the card here; without, only the report is shown.")]
+_Name = Annotated[str | None, typer.Option(help="Name of the card; default: its file's.")]
+_Model = Annotated[
+    str | None, typer.Option(help="Served model, as the card shall call it; of a table of several, this one.")
+]
+_Device = Annotated[str | None, typer.Option(help="Kind of device, as the card shall call it.")]
+_Base = Annotated[
+    str | None,
+    typer.Option(help="Card to take KV cache, context limit, host time and front end from, where STEPS lack them."),
+]
+_TargetOption = Annotated[
+    Target, typer.Option(help="The wall time of a step, or the worker's CPU time, which contention leaves alone.")
+]
+_ExcludeDisturbed = Annotated[
+    bool, typer.Option("--exclude-disturbed", help="Leave out steps that other work on the machine slowed down.")
+]
+_Skip = Annotated[int, typer.Option(min=0, help="Leave out this many steps at the beginning of each source.")]
+_KeepFirstSeen = Annotated[
+    bool, typer.Option("--keep-first-seen", help="Keep steps that are the first of their number of tokens (warm-up).")
+]
+_EqualWeights = Annotated[
+    bool, typer.Option("--equal-weights", help="Every step counts alike, even if a served phase was recorded.")
+]
+_AllowPartial = Annotated[
+    bool, typer.Option("--allow-partial", help="Fit what the steps can tell, hold the rest at 0 and flag it.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
 def fit(
-    sources: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="STEPS...", help="Recordings (folders, or steps_X.parquet of the older form) or tables of steps."
-        ),
-    ],
-    out: Annotated[Path | None, typer.Option(help="Write the card here; without, only the report is shown.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the card; default: its file's.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Served model, as the card shall call it; of a table of several, this one.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="Kind of device, as the card shall call it.")] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(help="Card to take KV cache, context limit, host time and front end from, where STEPS lack them."),
-    ] = None,
-    target: Annotated[
-        Target, typer.Option(help="The wall time of a step, or the worker's CPU time, which contention leaves alone.")
-    ] = "wall",
-    exclude_disturbed: Annotated[
-        bool, typer.Option("--exclude-disturbed", help="Leave out steps that other work on the machine slowed down.")
-    ] = False,
-    skip_steps: Annotated[
-        int, typer.Option(min=0, help="Leave out this many steps at the beginning of each source.")
-    ] = 0,
-    keep_first_seen: Annotated[
-        bool,
-        typer.Option("--keep-first-seen", help="Keep steps that are the first of their number of tokens (warm-up)."),
-    ] = False,
-    equal_weights: Annotated[
-        bool, typer.Option("--equal-weights", help="Every step counts alike, even if a served phase was recorded.")
-    ] = False,
-    allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Fit what the steps can tell, hold the rest at 0 and flag it.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    sources: _Sources,
+    out: _Out = None,
+    name: _Name = None,
+    model: _Model = None,
+    device: _Device = None,
+    base: _Base = None,
+    target: _TargetOption = "wall",
+    exclude_disturbed: _ExcludeDisturbed = False,
+    skip_steps: _Skip = 0,
+    keep_first_seen: _KeepFirstSeen = False,
+    equal_weights: _EqualWeights = False,
+    allow_partial: _AllowPartial = False,
+    as_json: _Json = False,
+    quiet: _Quiet = False,
 ) -> None:
     """Fit the step-time model to recorded steps, and say how far to trust it.
 

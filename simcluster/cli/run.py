@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
@@ -98,8 +98,7 @@ def run(
     with output_folder(out):
         world = built(loaded, path, show=not quiet)
         if not quiet:
-            for warning in world.warnings:
-                console.print(f"warning: {warning}", style="yellow", highlight=False)
+            _warn(console, world.warnings)
         engine_factory(engine, world)  # an engine that cannot run is told of before anything is shown
         with _progress(console, len(world.known), show=not quiet) as progress:
             runs = run_policies(loaded, world, policies, out, progress, engine)
@@ -111,11 +110,15 @@ def run(
     if out is not None and not quiet:
         console.print(f"written to {out}", style="dim", highlight=False)
     if not quiet:
-        for warning in coverage_warnings(world, runs):
-            console.print(f"warning: {warning}", style="yellow", highlight=False)
+        _warn(console, coverage_warnings(world, runs))
     if any(item.summary["interrupted"] for item in runs):
         console.print("stopped early: the last policy's numbers are partial", style="yellow")
         raise typer.Exit(130)
+
+
+def _warn(console: Console, warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        console.print(f"warning: {warning}", style="yellow", highlight=False)
 
 
 def _checked_policies(scenario: Scenario) -> list[str]:

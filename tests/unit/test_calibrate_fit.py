@@ -13,6 +13,8 @@ from command_line import run_command
 from recordings import MS, info, step, write_recording
 from shared_data import shared_data
 from simcluster.calibrate.choose import capture_sizes, padded
+from simcluster.calibrate.measured import contention
+from simcluster.calibrate.step_tables import FitOptions, load_table
 from simcluster.card import load_card
 from step_tables import DECODES_OF_FOUR, HINGE, PLAIN, SIX, Batch, drawn_steps, table
 
@@ -263,11 +265,16 @@ def test_a_table_of_several_models_asks_which() -> None:
     assert "give --model, one of" in refusal(data() / "calibration/composed_h100_steps.parquet")
 
 
-def test_contention_is_reported_and_left_in_unless_asked() -> None:
-    found = report(data() / "vllm_cpu/steps_preempt.parquet", "--allow-partial")
-    assert found["contention"]["excluded"] is False
-    assert found["contention"]["wall_over_cpu"] > 1
-    assert "disturbed" not in found["sources"][0]["left_out"]
+def test_contention_is_measured_before_steps_are_left_out_and_they_are_only_when_asked() -> None:
+    path = data() / "vllm_cpu/steps_calib.parquet"
+    kept, out = (load_table(path, FitOptions(exclude_disturbed=each)) for each in (False, True))
+    assert "disturbed" not in kept.left_out
+    assert out.left_out["disturbed"] > 400
+    found = contention([out], excluded=True)
+    assert found is not None
+    assert found == contention([kept], excluded=True)
+    assert found.wall_over_cpu > 1
+    assert found.disturbed_share > 0.2
 
 
 def test_padding_to_captured_sizes_is_a_candidate_for_decode_steps() -> None:
