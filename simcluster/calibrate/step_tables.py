@@ -190,8 +190,8 @@ def _recording_warnings(recording: Recording, options: FitOptions) -> tuple[str,
     warnings = []
     if options.target == "worker-cpu" and "cpu" not in recording.info.device.lower():
         warnings.append(
-            f"{recording.name}: on {recording.info.device} the worker's CPU time is not the time of a step, since kernels "
-            "run beside it; fit --target wall"
+            f"{recording.name}: on {recording.info.device} the worker's CPU time is not the time of a step: it "
+            "runs beside the kernels; fit --target wall"
         )
     if recording.info.loop == "async":
         warnings.append(
