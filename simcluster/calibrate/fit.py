@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from simcluster.calibrate.solve import not_identified, solve
+from simcluster.calibrate.step_errors import error_by_kind, error_summary, step_kinds
 from simcluster.card import StepTimeFit, StepTimeForm, Term
 from simcluster.errors import CalibrationError
 
@@ -26,10 +27,13 @@ __all__ = [
     "check_steps",
     "checked_weights",
     "design",
+    "error_by_kind",
+    "error_summary",
     "fit_step_time",
     "fit_terms",
     "outlying_rows",
     "predict",
+    "step_kinds",
     "terms_of",
 ]
 
