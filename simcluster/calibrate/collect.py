@@ -208,9 +208,7 @@ def _worker_times(engine: RawEngine) -> tuple[dict[str, NDArray[np.float64]], in
     end = np.where(rows[:, 4] > 0, rows[:, 4], rows[:, 2])
     fits = (rows[:, 0] == tokens) & (rows[:, 1] >= begin) & (rows[:, 1] <= back)
     values = (rows[:, 2] - rows[:, 1], end - rows[:, 1], rows[:, 6] - rows[:, 5])
-    times = {
-        name: np.where(fits, value / 1e6, np.nan) for name, value in zip(names, values, strict=True)
-    }
+    times = {name: np.where(fits, value / 1e6, np.nan) for name, value in zip(names, values, strict=True)}
     return times, int(fits.sum())
 
 

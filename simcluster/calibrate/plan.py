@@ -18,8 +18,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from simcluster.errors import ConfigError
 from simcluster.rng import seeded
 
@@ -31,12 +29,12 @@ Shape = tuple[int, int]
 PHASES = ("warmup", "lone_prefill", "decode", "mixed", "saturation", "served")
 _SHARES = {"warmup": 0.1, "lone_prefill": 0.12, "decode": 0.28, "mixed": 0.15, "saturation": 0.15, "served": 0.2}
 _LOADS = (0.5, 0.7, 0.9)  # of the served mix, as shares of the service rate
-_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, *(1024 * n for n in (1, 1.5, 2, 3, 4, 6, 8, 16, 32)))
+_LENGTHS = sorted({2**power for power in range(16)} | {96 * 2**power for power in range(9)})
 _BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _CONTEXTS = (16, 128, 512, 1024, 2048, 4096, 8192, 16384)
 _DECODE_STEPS = 16  # of a full batch at one point of the grid
 _MOST_CHUNKS = 48  # steps that may be spent to bring one point of the grid to its context
-_MIX_TOKENS = 16_000  # the longest request of the four tasks, about; mixes are scaled to shorter limits
+_MIX_TOKENS = 8_000  # the longest common request of the four tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +142,18 @@ class Plan:
             yield self._clipped(prompt, round(math.exp(rng.uniform(math.log(2), math.log(64)))))
 
     def served(self, phase: Phase) -> Iterator[Shape]:
-        """Yield requests of the four tasks, equally often, scaled to the engine's limit."""
+        """Yield requests of the four tasks, equally often.
+
+        Where the longest do not fit, all lengths are raised to a power below 1: short tasks stay short, long ones long.
+        """
         rng = seeded(self.seed, PHASES.index(phase.name), 2)
-        scale = min(1.0, self.limits.longest / _MIX_TOKENS)
+        power = min(1.0, math.log(self.limits.longest / 2) / math.log(_MIX_TOKENS))
         tasks = list(TASKS.values())
         while True:
             task = tasks[int(rng.integers(len(tasks)))]
-            prompt = scale * task.prompt * math.exp(task.prompt_sigma * rng.standard_normal())
-            answer = scale * task.answer * math.exp(task.answer_sigma * rng.standard_normal())
-            yield self._clipped(round(prompt), round(answer))
+            prompt = task.prompt * math.exp(task.prompt_sigma * rng.standard_normal())
+            answer = task.answer * math.exp(task.answer_sigma * rng.standard_normal())
+            yield self._clipped(round(prompt**power), round(answer**power))
 
     def gaps(self, phase: Phase) -> Iterator[float]:
         """Yield times between arrivals in units of their mean."""
@@ -253,9 +254,9 @@ def _staircase(count: int) -> list[Shape]:
 def _lengths(limits: Limits) -> tuple[list[int], list[str]]:
     """Return the prompt lengths of the grid, the longest possible one last, and what does not fit."""
     longest = limits.longest - 2
-    lengths = [round(length) for length in _LENGTHS if length < longest]
+    lengths = [length for length in _LENGTHS if length < longest]
     skipped = []
-    beyond = [round(length) for length in _LENGTHS if longest < length <= limits.max_model_len - 2]
+    beyond = [length for length in _LENGTHS if longest < length <= limits.max_model_len - 2]
     if beyond:
         skipped.append(f"lone prompts beyond {longest:,} tokens: the KV cache holds no more")
     if longest <= 2 * lengths[-1]:

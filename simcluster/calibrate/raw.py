@@ -42,7 +42,7 @@ DECODE, PRODUCES = 1, 2  # one token past the prompt; the step makes an output t
 
 
 class RawFiles:
-    """The files of one engine, open for appending.
+    """The files of one engine.
 
     Args:
         folder: where they go; made if missing.
@@ -53,9 +53,8 @@ class RawFiles:
     def __init__(self, folder: Path, pid: int, resolved: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"engine_{pid}.json").write_text(json.dumps(resolved, indent=1), encoding="utf-8")
-        # Unbuffered: every write is one call, and nothing is lost with the process.
-        self._steps = (folder / f"steps_{pid}.bin").open("ab", buffering=0)
-        self._requests = (folder / f"requests_{pid}.jsonl").open("ab", buffering=0)
+        self._steps = folder / f"steps_{pid}.bin"
+        self._requests = folder / f"requests_{pid}.jsonl"
 
     @staticmethod
     def worker_file(folder: Path, pid: int, rank: int) -> Path:
@@ -65,9 +64,11 @@ class RawFiles:
     def write(self, requests: list[list[Any]], steps: "array[int]") -> None:
         """Append rows of requests and whole records of steps."""
         if requests:
-            self._requests.write("".join(json.dumps(row) + "\n" for row in requests).encode())
+            with self._requests.open("a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(row) + "\n" for row in requests))
         if steps:
-            self._steps.write(steps.tobytes())
+            with self._steps.open("ab") as binary:
+                binary.write(steps.tobytes())
 
 
 @dataclass(frozen=True, slots=True)

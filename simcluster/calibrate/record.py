@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from simcluster.backends.vllm_setup import NOT_INSTALLED
 from simcluster.calibrate.plan import PHASES
@@ -140,7 +140,7 @@ class EngineProcess:
         command += ["--status", str(status_write), "--lifeline", str(life_read)]
         try:
             with self._log_file.open("wb") as log:
-                self._process = subprocess.Popen(
+                self._process = subprocess.Popen(  # noqa: S603  (this very interpreter)
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -152,13 +152,15 @@ class EngineProcess:
             os.close(status_write)
             os.close(life_read)
         self._status, self._life = status_read, life_write
+        self._rest = b""
+        self._up = self._last = False
 
     @property
     def group(self) -> int:
         """The process group."""
         return self._process.pid
 
-    def __enter__(self) -> "EngineProcess":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -170,40 +172,34 @@ class EngineProcess:
         Raises:
             CalibrationError: it told an error, or ended without a word.
         """
-        buffer, ended = b"", False
-        last = ""
-        while True:
+        ended = False
+        while not self._last:
             if select.select([self._status], [], [], _POLL_S)[0]:
                 data = os.read(self._status, 1 << 16)
-                buffer += data
-                *lines, buffer = buffer.split(b"\n")
+                *lines, self._rest = (self._rest + data).split(b"\n")
                 for line in lines:
                     event = json.loads(line)
-                    last = event["event"]
-                    if last == "error":
+                    if event["event"] == "error":
                         raise CalibrationError(self._explain(event["message"]))
+                    self._up = self._up or event["event"] == "plan"
+                    self._last = event["event"] in {"complete", "stopped"}
                     yield event
                 if data:
                     continue
-            if ended or last in {"complete", "stopped"}:
-                break
+            if ended:
+                status = _status(self._process.returncode)
+                raise CalibrationError(self._explain(f"the engine's process ended ({status})"))
             ended = self._process.poll() is not None  # once more, for what it said last
-        if last not in {"complete", "stopped"}:
-            raise CalibrationError(self._explain(f"the engine's process ended ({_status(self._process.returncode)})"))
 
     def stop(self) -> None:
-        """Ask the plan to stop, and follow what is said until it has."""
-        try:
+        """Ask a plan that runs to stop, and wait until it has, but not for long."""
+        if not self._up:
+            return
+        with suppress(BrokenPipeError):
             os.write(self._life, b"s")
-        except BrokenPipeError:
-            return
         end = time.monotonic() + _STOP_S
-        try:
-            for _ in self.events():
-                if time.monotonic() > end:
-                    return
-        except CalibrationError:
-            return
+        while self._process.poll() is None and time.monotonic() < end:
+            time.sleep(_POLL_S / 4)
 
     def close(self) -> None:
         """Kill the whole group and wait until it is gone."""
@@ -213,10 +209,8 @@ class EngineProcess:
             self._life = self._status = -1
         end = time.monotonic() + _KILL_S
         while True:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(self.group, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             self._process.poll()
             if not processes_of_group(self.group):
                 break

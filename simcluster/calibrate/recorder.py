@@ -13,6 +13,7 @@ and numpy are needed, since a machine with a GPU may have nothing else.
 """
 
 import ctypes
+import importlib
 import os
 import platform
 import signal
@@ -23,12 +24,17 @@ from typing import Any
 
 from simcluster.calibrate.raw import DECODE, PRODUCES, RawFiles
 
-__all__ = ["FOLDER_VARIABLE", "OWNED_VARIABLE", "Tape", "die_with_parent", "processor_name"]
+__all__ = ["FOLDER_VARIABLE", "OWNED_VARIABLE", "Tape", "die_with_parent", "processor_name", "vllm_name"]
 
 FOLDER_VARIABLE = "SIMCLUSTER_RECORD_DIR"
 OWNED_VARIABLE = "SIMCLUSTER_RECORD_OWNED"  # set where the engine was started only to be recorded
 _FLUSH_NS = 2_000_000_000
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+def vllm_name(module: str, name: str) -> Any:
+    """Return something of vLLM, which is imported when it is first needed."""
+    return getattr(importlib.import_module(module), name)
 
 
 def die_with_parent() -> None:
@@ -132,9 +138,7 @@ class Tape:
 
 def _resolved(scheduler: Any) -> dict[str, Any]:
     """Return what vLLM made of its options, by its own names."""
-    import vllm  # noqa: PLC0415
-    from vllm.platforms import current_platform  # noqa: PLC0415
-
+    current_platform = vllm_name("vllm.platforms", "current_platform")
     config = scheduler.vllm_config
     options: dict[str, Any] = {}
     for part in (config.scheduler_config, config.cache_config, config.parallel_config):
@@ -150,7 +154,7 @@ def _resolved(scheduler: Any) -> dict[str, Any]:
         "async_scheduling": bool(config.scheduler_config.async_scheduling),
     }
     return {
-        "vllm_version": vllm.__version__,
+        "vllm_version": vllm_name("vllm", "__version__"),
         "model": config.model_config.model,
         "device": processor_name() if current_platform.is_cpu() else current_platform.get_device_name(),
         "loop": "async" if options["async_scheduling"] else "sync",
@@ -253,30 +257,20 @@ def _worker_class(name: str, base: Any) -> type:
 
 def _platform_worker() -> Any:
     """Return the worker class that vLLM would choose here."""
-    from vllm.platforms import current_platform  # noqa: PLC0415
-
+    current_platform = vllm_name("vllm.platforms", "current_platform")
     if current_platform.is_cpu():
-        from vllm.v1.worker.cpu_worker import CPUWorker  # noqa: PLC0415
-
-        return CPUWorker
+        return vllm_name("vllm.v1.worker.cpu_worker", "CPUWorker")
     if current_platform.is_xpu():
-        from vllm.v1.worker.xpu_worker import XPUWorker  # noqa: PLC0415
-
-        return XPUWorker
-    from vllm.v1.worker.gpu_worker import Worker  # noqa: PLC0415
-
-    return Worker
+        return vllm_name("vllm.v1.worker.xpu_worker", "XPUWorker")
+    return vllm_name("vllm.v1.worker.gpu_worker", "Worker")
 
 
 def __getattr__(name: str) -> type:  # PEP 562: the classes exist once somebody asks for them
     if name == "RecordingScheduler":
-        from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
-
-        made = _scheduler_class(name, Scheduler, asynchronous=False)
+        made = _scheduler_class(name, vllm_name("vllm.v1.core.sched.scheduler", "Scheduler"), asynchronous=False)
     elif name == "RecordingAsyncScheduler":
-        from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: PLC0415
-
-        made = _scheduler_class(name, AsyncScheduler, asynchronous=True)
+        base = vllm_name("vllm.v1.core.sched.async_scheduler", "AsyncScheduler")
+        made = _scheduler_class(name, base, asynchronous=True)
     elif name == "RecordingWorker":
         made = _worker_class(name, _platform_worker())
     else:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from simcluster.calibrate.plan import PHASES, Phase, Plan, Shape
+from simcluster.calibrate.recorder import vllm_name
 from simcluster.rng import seeded
 
 __all__ = ["Driver", "Stopped"]
@@ -42,16 +43,15 @@ class Driver:
         tell: Callable[[dict[str, Any]], None],
         stop: threading.Event,
     ) -> None:
-        from vllm import SamplingParams  # noqa: PLC0415
-        from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415
+        params, kinds = (vllm_name("vllm.sampling_params", name) for name in ("SamplingParams", "RequestOutputKind"))
 
         def sampling(tokens: int) -> Any:
-            return SamplingParams(
+            return params(
                 max_tokens=tokens,
                 ignore_eos=True,
                 temperature=0.0,
                 detokenize=False,
-                output_kind=RequestOutputKind.DELTA,
+                output_kind=kinds.DELTA,
             )
 
         self._sampling = sampling

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from simcluster.calibrate.plan import Limits, build_plan
-from simcluster.calibrate.recorder import FOLDER_VARIABLE, OWNED_VARIABLE, die_with_parent
+from simcluster.calibrate.recorder import FOLDER_VARIABLE, OWNED_VARIABLE, vllm_name
 from simcluster.calibrate.recorder_drive import Driver, Stopped
 from simcluster.errors import ConfigError, SimclusterError
 
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     stop = threading.Event()
     if options.lifeline is not None:
-        die_with_parent()
+        # Not killed with the parent itself: this process has to take the others with it.
         threading.Thread(target=_watch, args=(options.lifeline, stop), daemon=True).start()
 
     def tell(event: dict[str, Any]) -> None:
@@ -122,10 +122,7 @@ def _limits(raw: Path) -> Limits:
 
 def _start(job: dict[str, Any]) -> tuple[Any, int]:
     """Start the engine; returns it and the size of its vocabulary."""
-    from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415
-    from vllm.usage.usage_lib import UsageContext  # noqa: PLC0415
-    from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415
-
+    context = vllm_name("vllm.usage.usage_lib", "UsageContext").LLM_CLASS
     loop = job["loop"]
     words = [
         *("--model", job["model"], "--skip-tokenizer-init", "--no-enable-prefix-caching", "--disable-log-stats"),
@@ -134,36 +131,37 @@ def _start(job: dict[str, Any]) -> tuple[Any, int]:
         *("--worker-cls", "simcluster.calibrate.recorder.RecordingWorker"),
         *job["engine_options"],
     ]
-    config = _engine_arguments(EngineArgs, words).create_engine_config(UsageContext.LLM_CLASS)
+    config = _engine_arguments(words).create_engine_config(context)
     if loop == "async" and not config.scheduler_config.async_scheduling:
         raise ConfigError(
             "loop async: vLLM resolved async_scheduling = False, as it always does on a CPU and with some options; "
             "record with --loop sync"
         )
-    engine = LLMEngine.from_vllm_config(config, UsageContext.LLM_CLASS, disable_log_stats=True)
+    kind = vllm_name("vllm.v1.engine.llm_engine", "LLMEngine")
+    engine = kind.from_vllm_config(config, context, disable_log_stats=True)
     return engine, int(config.model_config.get_vocab_size())
 
 
-def _engine_arguments(kind: Any, words: list[str]) -> Any:
+def _engine_arguments(words: list[str]) -> Any:
     """Parse options as `vllm serve` does.
 
     Raises:
         ConfigError: one is unknown, or has a value that vLLM refuses.
     """
-    from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
 
-    class Parser(FlexibleArgumentParser):  # type: ignore[misc, unused-ignore]
-        def error(self, message: str) -> Any:
-            unknown = re.match(r"unrecognized arguments: (--[^ =]+)", message)
-            if unknown is None:
-                raise ConfigError(f"engine option: {message}; see `vllm serve --help=all`")
-            known = [name for action in self._actions for name in action.option_strings]
-            near = difflib.get_close_matches(unknown[1], known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see `vllm serve --help=all`"
-            raise ConfigError(f"engine option {unknown[1]}: vLLM has no such option; {hint}")
+    def error(self: Any, message: str) -> None:
+        unknown = re.match(r"unrecognized arguments: (--[^ =]+)", message)
+        if unknown is None:
+            raise ConfigError(f"engine option: {message}; see `vllm serve --help=all`")
+        known = [name for action in self._actions for name in action.option_strings]
+        near = difflib.get_close_matches(unknown[1], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "see `vllm serve --help=all`"
+        raise ConfigError(f"engine option {unknown[1]}: vLLM has no such option; {hint}")
 
-    return kind.from_cli_args(kind.add_cli_args(Parser(add_help=False)).parse_args(words))
-
+    base = vllm_name("vllm.utils.argparse_utils", "FlexibleArgumentParser")
+    arguments = vllm_name("vllm.engine.arg_utils", "EngineArgs")
+    parser = arguments.add_cli_args(type("Parser", (base,), {"error": error})(add_help=False))
+    return arguments.from_cli_args(parser.parse_args(words))
 
 
 if __name__ == "__main__":

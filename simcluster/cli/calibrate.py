@@ -12,5 +12,5 @@ app = typer.Typer(
 app.command("record", no_args_is_help=True, context_settings=calibrate_record.CONTEXT)(calibrate_record.record)
 app.command("fit", no_args_is_help=True)(calibrate_fit.fit)
 app.command("import", no_args_is_help=True)(calibrate_import.import_)
-app.command("tiny-model", no_args_is_help=True)(calibrate_record.tiny_model)
+app.command("dummy-model", no_args_is_help=True)(calibrate_record.dummy_model)
 app.command("quality", no_args_is_help=True)(calibrate_quality.quality)

@@ -13,12 +13,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from simcluster.calibrate.collect import Collected, collect
+from simcluster.calibrate.dummy_model import SHAPES, own_shape, write_model
 from simcluster.calibrate.plan import PHASES, Limits, Plan, build_plan
 from simcluster.calibrate.record import EngineProcess, Job, PlanSettings, attach_lines, prepare, raise_on_signals
-from simcluster.calibrate.tiny_model import write_model
 from simcluster.errors import CalibrationError, ConfigError
 
-__all__ = ["CONTEXT", "record", "tiny_model"]
+__all__ = ["CONTEXT", "dummy_model", "record"]
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 _MINUTES, _QUICK_MINUTES = 10.0, 2.0
@@ -86,14 +86,17 @@ def record(
         return
     job = Job(out, model, tuple(words), loop, settings, name)
     finished = _run(job, intended, quiet=quiet)
-    result = collect(out)
-    _print_collected(result, as_json)
+    if not (finished or any(file.stat().st_size for file in out.glob("raw/steps_*.bin"))):
+        sys.stderr.write(f"stopped before the engine ran a step; {out} holds nothing but vLLM's log\n")
+        raise typer.Exit(130)
+    _print_collected(collect(out), as_json)
     if not finished:
         raise typer.Exit(130)
 
 
-def tiny_model(
+def dummy_model(
     folder: Annotated[Path, typer.Argument(help="New folder for the model.")],
+    like: Annotated[str | None, typer.Option(help=f"One of {', '.join(SHAPES)}, instead of the sizes.")] = None,
     layers: Annotated[int, typer.Option(help="Layers.")] = 4,
     hidden: Annotated[int, typer.Option(help="Hidden size; 1024 gives layers of Qwen3-0.6B's shape.")] = 512,
     vocabulary: Annotated[int, typer.Option(help="Token ids.")] = 8192,
@@ -101,11 +104,15 @@ def tiny_model(
 ) -> None:
     """Write a model folder of Qwen3's kind without weights, for a recording with --load-format dummy.
 
-    Example: `simcluster calibrate tiny-model tiny`, then `simcluster calibrate record --model tiny --load-format
+    Example: `simcluster calibrate dummy-model small`, then `simcluster calibrate record --model small --load-format
     dummy --enforce-eager --max-model-len 2048 --kv-cache-memory-bytes 256M --quick --out first`
     """
-    write_model(folder, layers=layers, hidden=hidden, vocabulary=vocabulary, limit=limit)
-    sys.stdout.write(f"{folder}: {layers} layers of hidden size {hidden}; record it with --load-format dummy\n")
+    if like is not None and like not in SHAPES:
+        raise ConfigError(f"--like {like}: not a known shape; take one of {', '.join(SHAPES)}, or give the sizes")
+    shape = SHAPES[like] if like else own_shape(layers=layers, hidden=hidden, vocabulary=vocabulary, limit=limit)
+    write_model(folder, shape)
+    text = f"{folder}: {shape.layers} layers of hidden size {shape.hidden}; record it with --load-format dummy"
+    sys.stdout.write(f"{text}\n")
 
 
 # ---- options -----------------------------------------------------------------------------------------------------
@@ -197,7 +204,9 @@ def _follow(
                 before += lengths.get(phase, 0.0)
                 phase = event["phase"]
                 if not quiet and not console.is_terminal:
-                    console.print(f"{phase}, at most {lengths[phase]:.0f} s and what is then under way", highlight=False)
+                    console.print(
+                        f"{phase}, at most {lengths[phase]:.0f} s and what is then under way", highlight=False
+                    )
             done = before + min(event["seconds"], lengths[phase])
             note = f"{event['requests']:,} requests, {event['tokens']:,} tokens"
             progress.update(bar, description=phase, completed=done, note=note)
