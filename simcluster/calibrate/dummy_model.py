@@ -34,11 +34,12 @@ class Shape:
 
 
 SHAPES = {
+    "tiny": Shape(2, 256, 768, 4, 2, 64, 8192, 8192, tied=True),
     "qwen3-0.6b": Shape(28, 1024, 3072, 16, 8, tied=True),
     "qwen3-8b": Shape(36, 4096, 12_288, 32, 8),
     "qwen3-32b": Shape(64, 5120, 25_600, 64, 8),
 }
-"""The dimensions of published models."""
+"""The dimensions of published models, and one that a CPU runs in a moment."""
 
 
 def own_shape(*, layers: int = 4, hidden: int = 512, vocabulary: int = 8192, limit: int = 8192) -> Shape:
