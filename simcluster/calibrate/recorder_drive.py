@@ -15,6 +15,7 @@ from simcluster.rng import seeded
 __all__ = ["Driver", "Stopped"]
 
 _TELL_NS = 200_000_000
+_FEW = 3  # requests that arrive at every load, however slow the machine
 _FIRST_ID = 10  # below are ids that tokenizers keep for themselves
 
 
@@ -64,7 +65,7 @@ class Driver:
         self._ended = self._tokens = 0
         self._told_ns = self._began_ns = 0
         self._phase = plan.phases[0]
-        self._rate_rps = 0.0  # service rate under saturation
+        self._rate_rps = 1.0  # service rate under saturation
 
     def run(self) -> None:
         """Run all phases.
@@ -107,15 +108,23 @@ class Driver:
             self._drain()
 
     def _keep_in_flight(self, level: int, shapes: Iterator[Shape], end_s: float) -> None:
-        begin_s = self._elapsed_s()
-        half_s, count, at_s = (begin_s + end_s) / 2, self._ended, begin_s
+        """Submit a request for each that ends, and note the service rate: output tokens/s by mean output length.
+
+        The second half counts, since the first has the start-up in it.
+        """
+        begin_s = at_s = self._elapsed_s()
+        before, outputs = self._tokens, []
         while (now_s := self._elapsed_s()) < end_s:
             while len(self._sent) < level:
-                self._submit(next(shapes))
+                shape = next(shapes)
+                outputs.append(shape[1])
+                self._submit(shape)
             self._step()
-            if at_s < half_s <= now_s:  # the second half has no start-up in it
-                count, at_s = self._ended, now_s
-        self._rate_rps = (self._ended - count) / max(self._elapsed_s() - at_s, 1e-9)
+            if at_s == begin_s and now_s > (begin_s + end_s) / 2:
+                before, at_s = self._tokens, now_s
+        made, seconds = self._tokens - before, self._elapsed_s() - at_s
+        if made:
+            self._rate_rps = made / seconds / (sum(outputs) / len(outputs))
 
     def _run_loads(self, phase: Phase) -> None:
         """Let requests arrive at random at one rate, then at another."""
@@ -124,17 +133,17 @@ class Driver:
             seconds = phase.seconds * (place + 1) / len(phase.loads) - self._elapsed_s()
             rate_rps = load * self._rate_rps
             self._tell({"event": "load", "load": load, "rate_rps": rate_rps})
-            if rate_rps * seconds >= 1:
-                self._serve(self._arrivals(shapes, gaps, rate_rps, seconds))
+            self._serve(self._arrivals(shapes, gaps, rate_rps, seconds))
             self._drain()
 
     def _arrivals(
         self, shapes: Iterator[Shape], gaps: Iterator[float], rate_rps: float, seconds: float
     ) -> list[tuple[int, Shape]]:
+        """Draw the arrivals [ns] of so many seconds, but at least a few."""
         begin_ns = time.monotonic_ns()
         times_s = itertools.accumulate(gap / rate_rps for gap in gaps)
-        within = itertools.takewhile(lambda at: at < seconds, times_s)
-        return [(begin_ns + round(at * 1e9), shape) for at, shape in zip(within, shapes, strict=False)]
+        within = itertools.takewhile(lambda at: at[0] < _FEW or at[1] < seconds, enumerate(times_s))
+        return [(begin_ns + round(at * 1e9), next(shapes)) for _, at in within]
 
     def _serve(self, arrivals: list[tuple[int, Shape]]) -> None:
         with self._sending(arrivals) as sending:

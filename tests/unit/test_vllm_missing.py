@@ -17,6 +17,7 @@ from simcluster.errors import ConfigError
 
 COMMANDS = {
     "record": ["conformance", "record", "--out", "OUT"],
+    "calibrate": ["calibrate", "record", "--model", "m", "--out", "OUT"],
     "run": ["run", "quickstart", "--engine", "vllm", "-p", "round_robin", "--quiet"],
 }
 
