@@ -112,19 +112,21 @@ class Driver:
 
         The second half counts, since the first has the start-up in it.
         """
-        begin_s = at_s = self._elapsed_s()
-        before, outputs = self._tokens, []
+        begin_s, outputs = self._elapsed_s(), []
+        marks = [(begin_s, self._tokens)]  # when, and how many tokens there were: the begin, then the second half
         while (now_s := self._elapsed_s()) < end_s:
+            if len(marks) == 1 and now_s > (begin_s + end_s) / 2:
+                marks.append((now_s, self._tokens))
             while len(self._sent) < level:
                 shape = next(shapes)
                 outputs.append(shape[1])
                 self._submit(shape)
             self._step()
-            if at_s == begin_s and now_s > (begin_s + end_s) / 2:
-                before, at_s = self._tokens, now_s
-        made, seconds = self._tokens - before, self._elapsed_s() - at_s
-        if made:
-            self._rate_rps = made / seconds / (sum(outputs) / len(outputs))
+        for at_s, before in reversed(marks):
+            if self._tokens > before:
+                mean_output = sum(outputs) / len(outputs)
+                self._rate_rps = (self._tokens - before) / (self._elapsed_s() - at_s) / mean_output
+                return
 
     def _run_loads(self, phase: Phase) -> None:
         """Let requests arrive at random at one rate, then at another."""
