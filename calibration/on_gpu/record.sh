@@ -23,6 +23,7 @@ options=${OPTIONS-"--dtype bfloat16 --max-model-len 16384 --max-num-seqs 256 --m
 --gpu-memory-utilization 0.8 --compilation-config {\"mode\":0,\"cudagraph_mode\":\"FULL_DECODE_ONLY\"}"}
 export PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH}
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 TOKENIZERS_PARALLELISM=false
+export VLLM_CACHE_ROOT=${VLLM_CACHE_ROOT:-/tmp/vllm_cache} TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/triton_cache}
 
 if [ "$kit" != - ]; then
   site=${KIT_SITE:-/tmp/site}

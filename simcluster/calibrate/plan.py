@@ -33,7 +33,7 @@ _LENGTHS = sorted({2**power for power in range(16)} | {96 * 2**power for power i
 _BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _CONTEXTS = (16, 128, 512, 1024, 2048, 4096, 8192, 16384)
 _DECODE_STEPS = 16  # of a full batch at one point of the grid
-_MOST_CHUNKS = 48  # steps that may be spent to bring one point of the grid to its context
+_MOST_CHUNKS = 32  # steps that may be spent to bring one point of the grid to its context
 _MIX_TOKENS = 8_000  # the longest common request of the four tasks
 
 
