@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,7 @@ def test_the_script_for_a_machine_without_our_package_leaves_what_becomes_a_reco
     """On a CPU, with the vLLM that is here in place of the unpacked one."""
     script = Path(__file__).resolve().parents[2] / "calibration" / "on_gpu" / "record.sh"
     small = "--enforce-eager --max-model-len 256 --max-num-seqs 8 --kv-cache-memory-bytes 64M --block-size 32"
-    settings = {"OPTIONS": small, "MINUTES": "0.2", "LOOPS": "sync", "LIMIT": "600"}
+    settings = {"OPTIONS": small, "MINUTES": "0.2", "LOOPS": "sync", "LIMIT": "600", "PYTHON": sys.executable}
     done = subprocess.run(
         ["bash", str(script), "-", str(tmp_path), "tiny"],
         env=os.environ | settings,
