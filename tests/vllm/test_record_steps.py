@@ -126,7 +126,10 @@ def test_the_asynchronous_loop_is_refused_where_vllm_does_not_have_it(model: str
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--max-num-seq", "8"), "engine option --max-num-seq"),
+        (
+            ("--max-num-seqz", "8"),
+            "engine option --max-num-seqz: vLLM has no such option; did you mean --max-num-seqs?",
+        ),
         (("--max-num-seqs", "many"), "engine option: argument --max-num-seqs"),
     ],
 )
