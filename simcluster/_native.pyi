@@ -320,6 +320,12 @@ class Engine:
     def next_event(self) -> int:
         """Earliest event [ps] if nothing else arrives; NEVER if none."""
 
+    @property
+    def next_change(self) -> int:
+        """
+        Advancing to an earlier instant [ps] changes nothing; NEVER while nothing is to come.
+        """
+
     def next_end(self) -> int:
         """
         When to advance to [ps] to be told of the next end of a request if nothing else arrives; NEVER if none.

@@ -139,6 +139,8 @@ void bind_engine(nb::module_& m) {
       .def("next_event", [](const Engine& engine) { return engine.next_event(); },
            nb::call_guard<nb::gil_scoped_release>(),
            "Earliest event [ps] if nothing else arrives; NEVER if none.")
+      .def_prop_ro("next_change", &Engine::next_change,
+                   "Advancing to an earlier instant [ps] changes nothing; NEVER while nothing is to come.")
       .def("next_end", &Engine::next_end, nb::call_guard<nb::gil_scoped_release>(),
            "When to advance to [ps] to be told of the next end of a request if nothing else arrives; NEVER if none.")
       .def("fork", [](const Engine& engine) { return Engine(engine); }, "An independent copy.")

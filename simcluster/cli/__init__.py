@@ -12,6 +12,7 @@ from simcluster.cli import (
     calibrate,
     compare,
     conformance,
+    mock,
     paper,
     policy,
     predictors,
@@ -48,6 +49,7 @@ app.add_typer(policy.app, name="policy")
 app.add_typer(conformance.app, name="conformance")
 app.add_typer(trace.app, name="trace")
 app.command("bench")(bench.bench)
+app.command("mock", no_args_is_help=True)(mock.mock)
 app.add_typer(predictors.app, name="predictors")
 app.add_typer(calibrate.app, name="calibrate")
 

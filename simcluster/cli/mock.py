@@ -1,0 +1,85 @@
+"""`simcluster mock`."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from simcluster.errors import ConfigError
+from simcluster.experiment.build import build_world
+from simcluster.live.mock.run import MockCluster, serve
+from simcluster.predict.tokens import load_tokens
+from simcluster.scenario import load_scenario, override
+
+__all__ = ["mock"]
+
+
+def mock(
+    scenario: Annotated[str, typer.Argument(help="Scenario file, or the name of a shipped one.")],
+    speed: Annotated[
+        float, typer.Option(min=1e-4, max=1e4, help="Simulated seconds per second; below 1 is slower than real.")
+    ] = 1.0,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65000, help="Port of the first instance, then counting up; 0: free ones.")
+    ] = 8100,
+    trace: Annotated[
+        Path | None, typer.Option(help="Take lengths of answers from this trace instead of the scenario's workload.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object on a line when ready, one when stopped.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing.")] = False,
+) -> None:
+    """Serve every instance of a scenario as an OpenAI-compatible server that behaves like vLLM, without a GPU.
+
+    The engines are those of `simcluster run`, in wall-clock time. A request whose X-Request-Id is in the trace gets
+    the answer length and the ending that the trace has for it; any other ends at its max_tokens, or without one at
+    the instance's mean answer length. Stop with Ctrl-C; then it says how many steps were told of late.
+
+    Examples:
+    * `simcluster mock quickstart`
+
+    * `simcluster mock quickstart --speed 0.5 --port 9000`
+
+    * `curl -N 127.0.0.1:8100/v1/completions -d '{"model": "Qwen3-0.6B", "prompt": "Hi", "stream": true}'`
+    """
+    loaded, path = load_scenario(scenario)
+    loaded = override(loaded, trace=trace)
+    tokenizer = loaded.routing.tokenizer
+    world = build_world(loaded, path)
+    tokens = load_tokens(None if tokenizer is None else path.parent / tokenizer)
+    cluster = MockCluster(world=world, tokens=tokens, speed=speed)
+    if port + len(world.instances) > 65535:
+        raise ConfigError(f"--port {port}; {len(world.instances)} instances need ports up to 65535; give a smaller one")
+    asyncio.run(serve(cluster, host, port, lambda ready: _say_ready(ready, as_json=as_json, quiet=quiet)))
+    report = cluster.report()
+    if as_json:
+        sys.stdout.write(json.dumps(report) + "\n")
+    elif not quiet:
+        late = report["late_steps_share"]
+        told = "" if late is None else f", {late:.2%} of them told of over 1 % of the median TTFT late"
+        ends = ", ".join(f"{count:,} {kind}" for kind, count in report["requests"].items()) or "no requests"
+        sys.stdout.write(f"{ends}; {report['steps']:,} steps{told}\n")
+
+
+def _say_ready(cluster: MockCluster, *, as_json: bool, quiet: bool) -> None:
+    rows = [
+        {"name": spec.name, "model": spec.model, "url": url}
+        for spec, url in zip(cluster.world.instances, cluster.urls, strict=True)
+    ]
+    if as_json:
+        sys.stdout.write(json.dumps({"instances": rows, "speed": cluster.speed}) + "\n")
+        sys.stdout.flush()
+    elif not quiet:
+        table = Table(title=f"listening, {cluster.speed:g} simulated seconds per second", title_justify="left")
+        for heading in ("instance", "model", "url"):
+            table.add_column(heading)
+        for row in rows:
+            table.add_row(row["name"], row["model"], row["url"])
+        Console().print(table)

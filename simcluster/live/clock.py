@@ -1,0 +1,36 @@
+"""The simulated clock of a live process: wall-clock time, or a multiple of it."""
+
+import asyncio
+import math
+
+from simcluster import _native
+from simcluster.units import PS_PER_S
+
+__all__ = ["LiveClock"]
+
+
+class LiveClock:
+    """Picoseconds since it was made, `speed` times as fast as the wall clock.
+
+    It follows the event loop's clock, which no change of the system's time moves.
+    """
+
+    def __init__(self, speed: float = 1.0) -> None:
+        """Start at 0.
+
+        Args:
+            speed: simulated seconds per second of wall-clock time, above 0.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._start_s = self._loop.time()
+        self.speed = speed
+
+    def now_ps(self) -> int:
+        """Return this instant [ps]."""
+        return int((self._loop.time() - self._start_s) * self.speed * PS_PER_S)
+
+    def loop_time(self, at_ps: int) -> float:
+        """Return when the event loop's clock [s] shows an instant [ps]; infinity for never."""
+        if at_ps >= _native.NEVER:
+            return math.inf
+        return self._start_s + at_ps / (PS_PER_S * self.speed)

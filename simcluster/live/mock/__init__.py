@@ -1,0 +1,1 @@
+"""Servers that behave like vLLM, on simulated engines in wall-clock time."""

@@ -1,0 +1,210 @@
+"""A simulated engine in wall-clock time: it wakes at every step end, and streams get their tokens."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from simcluster import _native
+from simcluster.instance import InstanceSpec, TrueModel
+from simcluster.live.clock import LiveClock
+from simcluster.units import PS_PER_S
+
+__all__ = ["HostedEngine", "Stream"]
+
+_FIRST_TOKEN = int(_native.EventKind.first_token)
+_TOKEN = int(_native.EventKind.token)
+_SCHEDULED = int(_native.EventKind.scheduled)
+_FINISHED = int(_native.EventKind.finished)
+_FAILED = int(_native.EventKind.failed)
+_SEEN = (_FIRST_TOKEN, _TOKEN, _FINISHED, _FAILED)
+_STOP = int(_native.EndReason.stop)
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """The tokens of one request, as the client of the server sees them come.
+
+    Attributes:
+        sent_ps: when the server got it [ps].
+        prompt_tokens: its length [tokens].
+        tokens: so many have come.
+        finish: why it ended: `stop`, `length` or `failed`; None before.
+        scheduled_ps: when it was first scheduled [ps].
+        first_token_ps: when the first token was out [ps].
+        end_ps: when the last one was [ps].
+    """
+
+    sent_ps: int
+    prompt_tokens: int
+    tokens: int = 0
+    finish: str | None = None
+    scheduled_ps: int | None = None
+    first_token_ps: int | None = None
+    end_ps: int | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait(self) -> None:
+        """Wait until more tokens or the end have come since the last call."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    def changed(self) -> None:
+        """Wake up who waits."""
+        self._changed.set()
+
+
+class HostedEngine:
+    """One engine and its open requests.
+
+    Attributes:
+        spec: the instance.
+        engine: the native engine.
+        num_steps: steps that have ended.
+        on_end: who is told of every request that has ended.
+        lateness_ps: how late each was [simulated ps], the newest ones.
+    """
+
+    def __init__(
+        self,
+        spec: InstanceSpec,
+        true_model: TrueModel,
+        clock: LiveClock,
+        on_end: Callable[[Stream], None],
+        on_step: Callable[["HostedEngine"], None] = lambda _: None,
+    ) -> None:
+        """Host an engine.
+
+        Args:
+            spec: what it is.
+            true_model: how fast it is.
+            clock: the time of all engines of a cluster.
+            on_end: is told of every request that has ended.
+            on_step: is called after the state has changed, for publishing.
+        """
+        self.spec = spec
+        self.engine = _native.Engine(
+            spec.engine, true_model.step_time, true_model.noise, record_tokens=True, record_steps=True
+        )
+        self.num_steps = 0
+        self.lateness_ps: deque[int] = deque(maxlen=1_000_000)
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self.on_end = [on_end]
+        self._on_step = on_step
+        self._streams: dict[int, Stream] = {}
+        self._outbox: deque[tuple[int, int, int, int, int]] = deque()  # (seen [ps], id, value, kind, reason)
+        self._next_id = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = float("inf")
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    def submit(
+        self, prompt_tokens: int, output_tokens: int, max_tokens: int, *, ends_by_length: bool, priority: int = 0
+    ) -> tuple[int, Stream] | None:
+        """Send a request to the engine, now.
+
+        Args:
+            prompt_tokens: 1 or more.
+            output_tokens: tokens after which it ends by itself.
+            max_tokens: its limit, -1 for the context's.
+            ends_by_length: it ends by its limit alone.
+            priority: smaller is served earlier.
+
+        Returns:
+            A number for `cancel`, and the stream; None if the engine rejects it.
+        """
+        now = max(self._clock.now_ps(), self.engine.now)
+        self._turn(now)  # what has ended by now is told before, so that time only goes forward
+        number = self._next_id
+        self._next_id += 1
+        at = self.spec.engine_arrival_ps(now, prompt_tokens)
+        if not self.engine.submit(
+            number, prompt_tokens, output_tokens, at, max_tokens, ends_by_length, priority, arrival_time=now
+        ):
+            self.engine.take_events()
+            return None
+        stream = self._streams[number] = Stream(sent_ps=now, prompt_tokens=prompt_tokens)
+        self._arm()
+        return number, stream
+
+    def cancel(self, number: int) -> None:
+        """Note that the client has left; nothing happens if the request has ended."""
+        if self._streams.pop(number, None) is not None:
+            self.engine.cancel(number, max(self._clock.now_ps(), self.engine.now))
+            self._arm()
+
+    def close(self) -> None:
+        """Stop; open streams get no more tokens."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def wake(self) -> None:
+        """Bring the engine up to this instant."""
+        self._turn(max(self._clock.now_ps(), self.engine.now))
+        self._arm()
+
+    def _turn(self, now: int) -> None:
+        before = self.engine.num_steps
+        self.engine.advance_to(now)
+        hop = self.spec.output_hop_ps
+        for number, at, value, kind, reason in self.engine.take_events().tolist():
+            if kind == _SCHEDULED and number in self._streams:
+                self._streams[number].scheduled_ps = at
+            elif kind in _SEEN:
+                self._outbox.append((at + hop, number, value, kind, reason))
+        if self.engine.num_steps != before:
+            self._account(now)
+            self._on_step(self)
+        while self._outbox and self._outbox[0][0] <= now:
+            self._tell(*self._outbox.popleft())
+
+    def _account(self, now: int) -> None:
+        for end in self.engine.take_steps()[:, 2].tolist():
+            self.num_steps += 1
+            self.lateness_ps.append(now - end)
+
+    def _arm(self) -> None:
+        """Wake up at the next step end, or when a client is to see something."""
+        due_ps = self.engine.next_change
+        if self._outbox:
+            due_ps = min(due_ps, self._outbox[0][0])
+        due_s = self._clock.loop_time(due_ps)
+        if self._timer is not None and due_s == self._due_s and not self._timer.cancelled():
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due_s = due_s
+        if due_s != float("inf"):
+            self._timer = self._loop.call_at(due_s, self._ring)
+
+    def _ring(self) -> None:
+        self._timer, self._due_s = None, float("inf")
+        self.wake()
+
+    def _tell(self, at: int, number: int, value: int, kind: int, reason: int) -> None:
+        stream = self._streams.get(number)
+        if stream is None:  # its client has left
+            return
+        if kind in (_FINISHED, _FAILED):
+            del self._streams[number]
+            stream.end_ps = at
+            stream.finish = "failed" if kind == _FAILED else "stop" if reason == _STOP else "length"
+            for told in self.on_end:
+                told(stream)
+        else:
+            stream.first_token_ps = at if stream.first_token_ps is None else stream.first_token_ps
+            stream.tokens = value
+        stream.changed()
+
+    def share_late(self, tolerance_s: float) -> float | None:
+        """Return the share of steps that were told of more than so many simulated seconds late; None before any."""
+        if not self.lateness_ps:
+            return None
+        limit = tolerance_s * PS_PER_S
+        return sum(each > limit for each in self.lateness_ps) / len(self.lateness_ps)

@@ -1,0 +1,122 @@
+"""Run the mock servers of a scenario: all instances in one process, one clock, one port for each."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+
+from simcluster.errors import ConfigError
+from simcluster.live.clock import LiveClock
+from simcluster.live.mock.hosted_engine import HostedEngine, Stream
+from simcluster.live.mock.lengths import Lengths
+from simcluster.live.mock.metrics import MockMetrics
+from simcluster.live.mock.server import MockServer
+from simcluster.predict.tokens import Tokens
+from simcluster.units import PS_PER_S
+from simcluster.world import World
+
+__all__ = ["MockCluster", "serve"]
+
+_GRACE_S = 2.0  # for open answers when the servers stop
+
+
+@dataclass(slots=True)
+class MockCluster:
+    """The servers of a world's instances.
+
+    Attributes:
+        world: the instances and the truth about requests.
+        tokens: counts the tokens of prompts that come as text.
+        speed: simulated seconds per second.
+        urls: (j,) where each instance listens, once started.
+        ended: how many requests ended, by how.
+    """
+
+    world: World
+    tokens: Tokens
+    speed: float = 1.0
+    urls: list[str] = field(default_factory=list)
+    ended: dict[str, int] = field(default_factory=dict)
+    hosts: list[HostedEngine] = field(default_factory=list)
+    _ttft_s: list[float] = field(default_factory=list)
+    _exit: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen; with port 0 the system chooses the ports, else they count up from it.
+
+        Raises:
+            ConfigError: a port is taken.
+        """
+        clock = LiveClock(self.speed)
+        for spec, model in zip(self.world.instances, self.world.true_models, strict=True):
+            hosted = HostedEngine(spec, model, clock, self._note_end)
+            server = MockServer(hosted, Lengths(self.world, spec.index), MockMetrics(hosted), self.tokens)
+            hosted.on_end.append(server.metrics.ended)
+            self._exit.callback(hosted.close)
+            runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=_GRACE_S)
+            await runner.setup()
+            self._exit.push_async_callback(runner.cleanup)
+            wanted = port + spec.index if port else 0
+            site = web.TCPSite(runner, host, wanted, backlog=4096)
+            try:
+                await site.start()
+            except OSError as error:
+                await self.stop()
+                raise ConfigError(f"{host}:{wanted} ({spec.name}): {error.strerror}; give another --port") from None
+            shown = f"[{host}]" if ":" in host else host
+            self.urls.append(f"http://{shown}:{runner.addresses[0][1]}")
+            self.hosts.append(hosted)
+
+    async def stop(self) -> None:
+        """Stop listening; open answers get a moment to end."""
+        await self._exit.aclose()
+
+    def _note_end(self, stream: Stream) -> None:
+        kind = stream.finish or "abort"
+        self.ended[kind] = self.ended.get(kind, 0) + 1
+        if stream.first_token_ps is not None:
+            self._ttft_s.append((stream.first_token_ps - stream.sent_ps) / PS_PER_S)
+
+    def report(self) -> dict[str, Any]:
+        """Return what happened: ends, steps, and how many of these were told of late.
+
+        A step is late if it was told of over 1 % of the median TTFT after its end; then clients saw a time that the
+        engine did not have, and the speed was too high for this machine.
+        """
+        ttft_s = float(np.median(self._ttft_s)) if self._ttft_s else None
+        late = [each for each in self.hosts if each.num_steps]
+        share = None
+        if ttft_s is not None and late:
+            counts = [each.num_steps for each in late]
+            share = float(np.average([each.share_late(0.01 * ttft_s) or 0.0 for each in late], weights=counts))
+        return {
+            "speed": self.speed,
+            "requests": dict(sorted(self.ended.items())),
+            "open": sum(each.num_open for each in self.hosts),
+            "steps": sum(each.num_steps for each in self.hosts),
+            "median_ttft_s": ttft_s,
+            "late_steps_share": share,
+        }
+
+
+async def serve(cluster: MockCluster, host: str, port: int, on_ready: Callable[[MockCluster], None]) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises:
+        ConfigError: a port is taken.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await cluster.start(host, port)
+    try:
+        on_ready(cluster)
+        await stop.wait()
+    finally:
+        await cluster.stop()
