@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 import enum
-from typing import Annotated
+from typing import Annotated, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -409,6 +409,12 @@ class Snapshot:
     def intake(self) -> int: ...
 
     @property
+    def left_out(self) -> tuple[int, int, int]:
+        """
+        Residents that found no room in a published snapshot: (running, waiting, tokens to prefill).
+        """
+
+    @property
     def num_running(self) -> int: ...
 
     @property
@@ -435,6 +441,11 @@ class InstanceView:
     def refresh(self, snapshot: Snapshot) -> None: ...
 
     def record_dispatch(self, id: int, prompt_tokens: int, predicted_output: int, at: int, max_tokens: int = -1, ends_by_length: bool = False, priority: int = 0, arrival_time: int = 0) -> None: ...
+
+    def forget_dispatch(self, id: int) -> None:
+        """
+        Forget a request of this router that has ended or never arrived; only needed with published snapshots.
+        """
 
     def simulate_first_token(self, id: int, prompt_tokens: int, predicted_output: int, at: int, max_tokens: int = -1, ends_by_length: bool = False, priority: int = 0, arrival_time: int = 0, fast: bool = True) -> int:
         """
@@ -690,3 +701,140 @@ class Cluster:
         """
 
 NOBODY: int = 18446744073709551615
+
+def monotonic_ns() -> int:
+    """CLOCK_MONOTONIC [ns], the clock of published snapshots."""
+
+class SourceState(enum.Enum):
+    """What is known of the writer of snapshots."""
+
+    missing = 0
+    """There was none yet."""
+
+    live = 1
+    """It holds the segment."""
+
+    closed = 2
+    """It ended in good order."""
+
+    dead = 3
+    """It is gone without a word."""
+
+class SnapshotWriter:
+    """
+    Publishes the snapshots of one instance in POSIX shared memory, for readers on this machine.
+
+    The segment is /dev/shm/simcluster.NAME; whoever finds one that a dead process left replaces it. Requests beyond `capacity` are left out and counted.
+    Raises ValueError for a bad name or capacity, RuntimeError if another process writes under this name or the memory cannot be had.
+
+    Source: paper appendix F.
+    """
+
+    def __init__(self, name: str, capacity: int, config: SchedulerConfig, num_slots: int = 4) -> None: ...
+
+    @overload
+    def publish(self, engine: Engine, origin_ns: int = 0, speed: float = 1.0, now_ns: int | None = None) -> None:
+        """
+        Publish an engine's state; origin_ns: CLOCK_MONOTONIC at the engine's 0, speed: its seconds per second.
+        """
+
+    @overload
+    def publish(self, snapshot: Snapshot, origin_ns: int = 0, speed: float = 1.0, now_ns: int | None = None) -> None: ...
+
+    def close(self) -> None:
+        """Tell readers that this was all, and take the name back."""
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def num_published(self) -> int: ...
+
+class SnapshotReader:
+    """
+    Reads what a SnapshotWriter of any process publishes under a name; it need not exist yet.
+
+    Never waits: while the writer is too fast, or gone, the last good snapshot stays. A writer that comes after another is met at the next read, at most 10 ms late. Instants become picoseconds since `epoch_ns` of CLOCK_MONOTONIC, which 64 bits hold for 106 days; earlier ones become 0. Raises ValueError for a bad name.
+    """
+
+    def __init__(self, name: str, epoch_ns: int = 0) -> None: ...
+
+    def read(self, now_ns: int | None = None) -> tuple[Snapshot, int | None, SourceState]:
+        """
+        Return (the newest snapshot or None, how long ago it was published [ns] or None, state of the writer).
+
+        While the writer lives, an old snapshot is one since which nothing has happened.
+        """
+
+    def refresh(self, view: InstanceView, now_ns: int | None = None) -> None:
+        """
+        Read, and show a view the newest snapshot unless it would learn nothing from it.
+        """
+
+    @property
+    def state(self) -> SourceState:
+        """The writer at the last read."""
+
+    @property
+    def age_ns(self) -> int:
+        """How old the snapshot was at the last read [ns]."""
+
+    @property
+    def epoch_ns(self) -> int: ...
+
+    @property
+    def generation(self) -> int:
+        """How many writers were met; a new one may have other options."""
+
+    @property
+    def num_changes(self) -> int:
+        """Number of the snapshot, over all writers."""
+
+    @property
+    def num_published(self) -> int:
+        """Number of the snapshot, as this writer counts."""
+
+    @property
+    def num_misses(self) -> int:
+        """Reads that kept an older snapshot because the writer was too fast."""
+
+    @property
+    def writer_pid(self) -> int:
+        """
+        Process of the writer, as its own namespace numbers it; 0: none met yet.
+        """
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """Options of the instance. Raises RuntimeError before a writer was met."""
+
+def refresh_views(readers: list[SnapshotReader], views: list[InstanceView], now_ns: int | None = None) -> None:
+    """SnapshotReader.refresh for every view (j,)."""
+
+class SchedulerWatch:
+    """
+    Publishes the state of a Python scheduler whose requests have the attributes of vLLM's.
+    """
+
+    def __init__(self, writer: SnapshotWriter, config: SchedulerConfig) -> None: ...
+
+    def add(self, request: object, id: int, arrival_ns: int) -> None: ...
+
+    def begin(self, num_scheduled_tokens: dict, now_ns: int) -> None: ...
+
+    def end(self, now_ns: int) -> None: ...
+
+    def drop(self, ended_ids: object) -> None: ...
+
+    def keep_only(self, requests: dict) -> None: ...
+
+    def publish(self, running: list, waiting: object, num_waiting: int, num_free_blocks: int, waiting_for_batch: bool, unflushed_ends: bool, capacity_bound: bool, num_executed: int, last_prefill: int, now_ns: int) -> None: ...
+
+    @property
+    def num_in_flight(self) -> int: ...
+
+    @property
+    def num_known(self) -> int: ...

@@ -30,8 +30,18 @@ LAYERS = [
     ["__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names} | {"__init__": 0}
-# These may read a clock; calibrate.record and .recorder since a recording is of real time.
-DRIVERS = ("backends.simulated", "calibrate.record", "experiment", "live", "paper.overhead", "bench", "cli")
+# These may read a clock; calibrate.record and .recorder since a recording is of real time, the publisher since it stamps
+# what a real engine does.
+DRIVERS = (
+    "backends.simulated",
+    "backends.vllm_publisher",
+    "calibrate.record",
+    "experiment",
+    "live",
+    "paper.overhead",
+    "bench",
+    "cli",
+)
 VLLM = ("calibrate.recorder", "backends.vllm_", "conformance.record")  # these may import vllm, inside of functions
 MAX_FILE, MAX_FUNCTION = 400, 60
 

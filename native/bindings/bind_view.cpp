@@ -131,6 +131,11 @@ void bind_snapshot(nb::module_& m) {
       .def_prop_ro("taken_at", [](const Snapshot& s) { return s.taken_at; })
       .def_prop_ro("boundary", [](const Snapshot& s) { return s.boundary; })
       .def_prop_ro("intake", [](const Snapshot& s) { return s.intake; })
+      .def_prop_ro("left_out",
+                   [](const Snapshot& s) {
+                     return std::tuple(s.left_out.num_running, s.left_out.num_waiting, s.left_out.prefill_tokens);
+                   },
+                   "Residents that found no room in a published snapshot: (running, waiting, tokens to prefill).")
       .def_prop_ro("num_running", [](const Snapshot& s) { return s.num_running; })
       .def_prop_ro("num_waiting",
                    [](const Snapshot& s) { return static_cast<std::int64_t>(s.requests.size()) - s.num_running; })
@@ -172,6 +177,8 @@ void bind_view(nb::module_& m) {
           nb::arg("id"), nb::arg("prompt_tokens"), nb::arg("predicted_output"), nb::arg("at"),
           nb::arg("max_tokens") = -1, nb::arg("ends_by_length") = false, nb::arg("priority") = 0,
           nb::arg("arrival_time") = 0)
+      .def("forget_dispatch", &InstanceView::forget_dispatch, nb::arg("id"),
+           "Forget a request of this router that has ended or never arrived; only needed with published snapshots.")
       .def(
           "simulate_first_token",
           [](InstanceView& v, std::int64_t id, std::int64_t prompt_tokens, std::int64_t predicted_output,

@@ -10,4 +10,6 @@ NB_MODULE(_native, m) {
   bind_decide(m);
   bind_bench(m);
   bind_cluster(m);
+  bind_channel(m);
+  bind_watch(m);
 }

@@ -65,6 +65,12 @@ struct alignas(64) RequestState {
   bool excluded : 1 = false;  // its last token is in flight, no pass schedules it any more (asynchronous loop)
 
   std::int64_t num_tokens() const { return std::int64_t{num_prompt_tokens} + num_output_tokens; }
+  // Known tokens without a processed result. A decoding request misses only its newest token, which counts for none.
+  std::int64_t prefill_left() const {
+    const std::int64_t processed = num_computed_tokens - (num_inflight_tokens - num_stale_tokens);
+    const std::int64_t missing = num_tokens() - processed;
+    return num_output_tokens > 0 && missing <= 1 ? 0 : missing;
+  }
   bool operator==(const RequestState&) const = default;
 };
 static_assert(sizeof(RequestState) == 64);

@@ -52,6 +52,7 @@ void Snapshot::capture(const Engine& engine, Snapshot& shot) {
   shot.last_prefill = s.last_prefill_;
   shot.num_free_blocks = s.num_free_blocks();
   shot.num_running = s.num_running_;
+  shot.left_out = {};
 
   const std::size_t resident = static_cast<std::size_t>(s.num_running_) + s.waiting_.size();
   shot.requests.clear();

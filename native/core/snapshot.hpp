@@ -27,7 +27,7 @@ struct Ahead {
 // Everything needed to continue an instance exactly but the ends of its requests, the duration of the step in
 // flight and the blocks' identities. Source: VLLM_SCHEDULER.md section 9; restoring counts blocks only.
 struct Snapshot {
-  static constexpr std::uint32_t kVersion = 2;
+  static constexpr std::uint32_t kVersion = 3;
 
   struct Entry {
     std::int32_t request = -1;  // index into requests; -1: it has ended meanwhile
@@ -45,10 +45,20 @@ struct Snapshot {
     bool operator==(const BatchInFlight&) const = default;
   };
 
+  // Residents that a snapshot of fixed size had no room for: the last of the running, the last of the waiting.
+  struct LeftOut {
+    std::int64_t num_running = 0;
+    std::int64_t num_waiting = 0;
+    std::int64_t prefill_tokens = 0;  // of theirs, still to be computed
+
+    std::int64_t num_resident() const { return num_running + num_waiting; }
+    bool operator==(const LeftOut&) const = default;
+  };
+
   std::uint32_t version = kVersion;
   Picoseconds taken_at = 0;  // nothing has ended between the boundary and this instant
   Picoseconds boundary = 0;  // the last pass or result
-  Picoseconds intake = -1;   // requests that reached the engine up to here are included
+  Picoseconds intake = -1;   // requests that reached the engine up to here are included; -1: only the ids tell
   bool waiting_for_batch = false;
   bool unflushed_ends = false;
   bool capacity_bound = false;
@@ -62,6 +72,7 @@ struct Snapshot {
   std::vector<RequestState> requests;
   std::vector<RequestDetail> details;  // of the requests
   std::vector<BatchInFlight> in_flight;
+  LeftOut left_out;
 
   static Snapshot capture(const Engine& engine);
   // The same into a snapshot nobody needs any more, whose memory is used again.

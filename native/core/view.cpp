@@ -32,7 +32,8 @@ Submission submission_of(const Dispatch& d) {
 bool same_state(const Snapshot& a, const Snapshot& b, const StepTimeModel& model, bool async) {
   const auto scalars = [](const Snapshot& s) {
     return std::tuple(s.version, s.boundary, s.intake, s.waiting_for_batch, s.unflushed_ends, s.capacity_bound,
-                      s.num_executed, s.last_prefill, s.num_free_blocks, s.num_running, s.requests.size());
+                      s.num_executed, s.last_prefill, s.num_free_blocks, s.num_running, s.requests.size(),
+                      s.left_out.num_running, s.left_out.num_waiting, s.left_out.prefill_tokens);
   };
   if (scalars(a) != scalars(b) || a.in_flight != b.in_flight) return false;
   if (!a.in_flight.empty() && a.taken_at != b.taken_at) {
@@ -42,13 +43,6 @@ bool same_state(const Snapshot& a, const Snapshot& b, const StepTimeModel& model
     if (std::max(a.taken_at, b.taken_at) > end) return false;
   }
   return a.requests == b.requests && a.details == b.details;
-}
-
-// Known tokens without a processed result. A decoding request misses only its newest token.
-std::int64_t prefill_left(const RequestState& r) {
-  const std::int64_t processed = r.num_computed_tokens - (r.num_inflight_tokens - r.num_stale_tokens);
-  const std::int64_t missing = r.num_tokens() - processed;
-  return r.num_output_tokens > 0 && missing <= 1 ? 0 : missing;
 }
 
 }  // namespace
@@ -71,7 +65,7 @@ void InstanceView::unwatch(const ViewWatcher* watcher) {
 std::int64_t InstanceView::num_waiting() {
   look();
   const auto resident = static_cast<std::int64_t>(snapshot_->requests.size());
-  return resident - snapshot_->num_running + (overlay_ ? num_dispatched_since() : 0);
+  return resident - snapshot_->num_running + snapshot_->left_out.num_waiting + (overlay_ ? num_dispatched_since() : 0);
 }
 
 void InstanceView::refresh(std::shared_ptr<const Snapshot> snapshot, std::uint64_t change) {
@@ -116,7 +110,15 @@ void InstanceView::fetch() {
 // beside the snapshot's requests. Nearly all of both come by ascending id.
 void InstanceView::match_requests() {
   const auto by_id = [](const Own& a, const Own& b) { return a.id < b.id; };
-  const auto arrived = [&](const Dispatch& d) { return d.at <= snapshot_->intake; };
+  known_ids_.clear();
+  const bool by_id_alone = snapshot_->intake < 0 && !unseen_.empty();
+  if (by_id_alone) {
+    for (const RequestState& r : snapshot_->requests) known_ids_.push_back(r.id);
+    std::sort(known_ids_.begin(), known_ids_.end());
+  }
+  const auto arrived = [&](const Dispatch& d) {
+    return by_id_alone ? std::binary_search(known_ids_.begin(), known_ids_.end(), d.id) : d.at <= snapshot_->intake;
+  };
   for (const Dispatch& d : unseen_) {
     if (arrived(d)) seen_.push_back({d.id, end_of(d)});
   }
@@ -150,6 +152,7 @@ void InstanceView::match_requests() {
     expect(r, next->end);
     still_seen_.push_back(*next++);
   }
+  if (snapshot_->left_out.num_resident() > 0) return;  // whoever is not there may be among those
   if (!ascending) std::sort(still_seen_.begin(), still_seen_.end(), by_id);
   seen_.swap(still_seen_);
 }
@@ -225,6 +228,15 @@ void InstanceView::record_dispatch(const Dispatch& dispatch) {
   tell();
 }
 
+void InstanceView::forget_dispatch(std::int64_t id) {
+  look();
+  const auto is_it = [id](const auto& known) { return known.id == id; };
+  std::erase_if(seen_, is_it);
+  if (std::erase_if(unseen_, is_it) == 0 || !overlay_) return;
+  ready_ = false;
+  tell();
+}
+
 // As the engine takes it: an explicit max_tokens is where a request without an EOS ends.
 ExpectedEnd InstanceView::end_of(const Dispatch& d) {
   return {d.ends_by_length && d.max_tokens > 0 ? d.max_tokens : d.predicted_output, d.ends_by_length};
@@ -232,8 +244,8 @@ ExpectedEnd InstanceView::end_of(const Dispatch& d) {
 
 std::int64_t InstanceView::prefill_tokens_left() {
   look();
-  std::int64_t left = 0;
-  for (const RequestState& r : snapshot_->requests) left += prefill_left(r);
+  std::int64_t left = snapshot_->left_out.prefill_tokens;
+  for (const RequestState& r : snapshot_->requests) left += r.prefill_left();
   if (overlay_) {
     for (const Dispatch& d : unseen_) left += d.prompt_tokens;
   }
@@ -242,7 +254,7 @@ std::int64_t InstanceView::prefill_tokens_left() {
 
 std::int64_t InstanceView::decode_tokens_left() {
   look();
-  std::int64_t left = 0;
+  std::int64_t left = snapshot_->left_out.num_resident() * mean_output_;
   const auto add = [&](std::int64_t expected, std::int64_t limit, std::int64_t delivered) {
     const std::int64_t last = std::max(expected, delivered + 1);
     left += std::max<std::int64_t>((limit > 0 ? std::min(last, limit) : last) - delivered, 0);

@@ -65,9 +65,12 @@ class InstanceView {
     if (source_ != nullptr) fetch();
   }
   void record_dispatch(const Dispatch& dispatch);
+  // A request of this router that has ended, or never reached the engine. Where only ids tell what a snapshot includes,
+  // one that came and went between two snapshots would else be expected for ever.
+  void forget_dispatch(std::int64_t id);
 
   // Counts of requests, own unseen dispatches included among the waiting.
-  std::int64_t num_running() { return snapshot().num_running; }
+  std::int64_t num_running() { return snapshot().num_running + snapshot().left_out.num_running; }
   std::int64_t num_waiting();
   std::int64_t num_resident() { return num_running() + num_waiting(); }
   std::int64_t num_dispatched_since() {
@@ -170,6 +173,7 @@ class InstanceView {
   Engine engine_;                 // scratch
   std::vector<ExpectedEnd> ends_;  // of the snapshot's requests
   std::vector<Own> still_seen_;    // scratch
+  std::vector<std::int64_t> known_ids_;  // likewise
   std::unique_ptr<Frontier> frontier_;
   bool ready_ = false;             // the frontier stands for the snapshot and the unseen dispatches
   std::int64_t num_built_ = 0;     // frontiers built since the last refresh

@@ -7,9 +7,10 @@ slower than the native engine. The loop is that of native/core/engine.cpp; what 
 
 from bisect import insort_right
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -97,6 +98,7 @@ class VllmEngine:
         config: resolved options; one request of max_model_len tokens must fit into the pool.
         step_time: true step times.
         noise: multiplicative noise per step, or None.
+        derive: returns the scheduler's class, given the one of vLLM.
 
     Raises:
         ConfigError: vLLM is missing or refuses the options.
@@ -107,17 +109,18 @@ class VllmEngine:
         config: _native.SchedulerConfig,
         step_time: _native.StepTimeModel,
         noise: _native.StepNoise | None = None,
+        derive: Callable[[Any], Any] | None = None,
     ) -> None:
         self._config = config
         self._step_time, self._noise = step_time, noise
-        self._scheduler = VllmScheduler(scheduler_options(config))
+        self._clock = 0
+        self._scheduler = VllmScheduler(scheduler_options(config), derive)
         self._async = config.async_scheduling
         self._inbox: list[_Submission] = []
         self._cancels: list[_Cancel] = []
         self._in_flight: deque[_InFlight] = deque()
         self._visible: dict[int, int] = {}  # of the residents, by id
         self._delivered: dict[int, int] = {}  # likewise
-        self._clock = 0
         self._intake = -1
         self._device_free = 0
         self._waiting_for_batch = False
@@ -353,6 +356,11 @@ class VllmEngine:
             ],
             **self._scheduler.pass_state(),
         )
+
+    @property
+    def clock(self) -> int:
+        """The loop's own time: its last pass or result [ps]."""
+        return self._clock
 
     @property
     def num_running(self) -> int:

@@ -5,7 +5,7 @@ here hands requests over, plays the model and reads the results. The interface i
 the two can take each other's place.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,14 +74,15 @@ class VllmScheduler:
 
     Args:
         options: every option of a recorded scenario's `config`, by vLLM's names.
+        derive: returns the class to take in place of vLLM's own.
 
     Raises:
         ConfigError: vLLM is missing, has no such option, or refuses its value.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], derive: Callable[[Any], Any] | None = None) -> None:
         self._vllm = vllm_names()
-        self._scheduler = build_scheduler(options)
+        self._scheduler = build_scheduler(options, derive)
         self._residents: dict[int, _Resident] = {}
         self._preempted: list[int] = []
         self._hasher = None

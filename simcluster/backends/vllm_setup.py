@@ -11,7 +11,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,11 +166,12 @@ def scheduler_options(config: _native.SchedulerConfig) -> dict[str, object]:
     return options
 
 
-def build_scheduler(options: Mapping[str, Any]) -> Any:
+def build_scheduler(options: Mapping[str, Any], derive: Callable[[Any], Any] | None = None) -> Any:
     """Build the scheduler that vLLM itself chooses for these options.
 
     Args:
         options: every option of a recorded scenario's `config`, by vLLM's names.
+        derive: returns the class to take in place of the one that it is given.
 
     Raises:
         ConfigError: vLLM is missing, has no such option, or refuses its value.
@@ -181,12 +182,12 @@ def build_scheduler(options: Mapping[str, Any]) -> Any:
         if options[name] != unused:
             raise ConfigError(f"{name} = {options[name]!r}; vLLM {vllm.version} has no such option; leave it out")
     try:
-        return _build(options, [name for name in _OPTIONS if name not in missing])
+        return _build(options, [name for name in _OPTIONS if name not in missing], derive)
     except Exception as error:
         raise ConfigError(f"vLLM {vllm.version} refuses these options ({_cause(error)})") from error
 
 
-def _build(options: Mapping[str, Any], known: list[str]) -> Any:
+def _build(options: Mapping[str, Any], known: list[str], derive: Callable[[Any], Any] | None) -> Any:
     vllm = vllm_names()
     base, structured = _base_config()
     max_model_len, block_size = options["max_model_len"], options["block_size"]
@@ -208,7 +209,8 @@ def _build(options: Mapping[str, Any], known: list[str]) -> Any:
         kv_cache_tensors=[],
         kv_cache_groups=[vllm.KVCacheGroupSpec(["layer"], attention)],
     )
-    return config.scheduler_config.get_scheduler_cls()(
+    chosen = config.scheduler_config.get_scheduler_cls()
+    return (derive(chosen) if derive else chosen)(
         vllm_config=config,
         kv_cache_config=blocks,
         structured_output_manager=structured,
