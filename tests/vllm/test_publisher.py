@@ -133,7 +133,7 @@ def test_everything_that_changes_the_engine_is_published(loop: bool) -> None:
     assert published.read().num_running == published.read().num_waiting == 0
     for number, ask in enumerate(asks):
         submit(engine, number, ask)
-    engine.cancel(5, 100 * MS)
+    engine.cancel(5, 300 * MS)
     seen = set()
     for look in range(400):
         engine.advance_to(look * 5 * MS)
