@@ -72,8 +72,10 @@ class SchedulerWatch {
     Flight& flight = flights_.emplace_back();
     flight.start = now_ns;
     flight.entries.reserve(num_scheduled_tokens.size());
+    std::size_t guess = 0;  // a batch has the running in their order
     for (const auto [text, tokens] : num_scheduled_tokens) {
-      const std::int32_t slot = find(text);
+      std::int32_t slot = guess < running_slots_.size() ? running_slots_[guess++] : -1;
+      if (slot < 0 || known_[static_cast<std::size_t>(slot)].text.ptr() != text.ptr()) slot = find(text);
       if (slot < 0) throw std::runtime_error("a request was scheduled that nobody has added");
       enter(flight, slot, narrow(number_of(tokens)));
     }
@@ -211,10 +213,17 @@ class SchedulerWatch {
 
   void enter(Flight& flight, std::int32_t slot, std::int32_t tokens) {
     Known& k = known_[static_cast<std::size_t>(slot)];
-    const std::int32_t start = count_of(k.request, names_.num_computed_tokens) - tokens;  // counted already
-    if (!k.admitted) k.detail.num_cached_tokens = start;
+    k.state.num_computed_tokens = count_of(k.request, names_.num_computed_tokens);
+    const std::int32_t start = k.state.num_computed_tokens - tokens;  // they are counted already
+    if (!k.admitted) {
+      k.detail.num_cached_tokens = start;
+    } else if (start < k.state.num_prompt_tokens) {  // perhaps it is back
+      k.detail.num_preemptions = count_of(k.request, names_.num_preemptions);
+    }
     k.admitted = true;
-    k.state.is_prefill_chunk = number_of(attribute(k.request, names_.is_prefill_chunk)) != 0;
+    // Who decodes and was never preempted has no known token left to compute.
+    k.state.is_prefill_chunk = (start < k.state.num_prompt_tokens || k.detail.num_preemptions > 0) &&
+                               number_of(attribute(k.request, names_.is_prefill_chunk)) != 0;
     k.state.num_inflight_tokens += tokens;
     std::int32_t sample_index = -1;
     if (!k.state.is_prefill_chunk) {
@@ -238,17 +247,24 @@ class SchedulerWatch {
 
   void read_running(const nb::list& running) {
     const auto count = std::min(static_cast<Py_ssize_t>(writer_.capacity()), PyList_GET_SIZE(running.ptr()));
+    running_slots_.resize(static_cast<std::size_t>(count), -1);
     for (Py_ssize_t i = 0; i < count; ++i) {
-      const auto found = by_request_.find(PyList_GET_ITEM(running.ptr(), i));
-      if (found == by_request_.end()) throw std::runtime_error("a request runs that nobody has added");
-      Known& k = known_[static_cast<std::size_t>(found->second)];
+      std::int32_t& slot = running_slots_[static_cast<std::size_t>(i)];  // as it was: mostly it still is
+      PyObject* const request = PyList_GET_ITEM(running.ptr(), i);
+      if (slot < 0 || known_[static_cast<std::size_t>(slot)].request.ptr() != request) {
+        const auto found = by_request_.find(request);
+        if (found == by_request_.end()) throw std::runtime_error("a request runs that nobody has added");
+        slot = found->second;
+      }
+      Known& k = known_[static_cast<std::size_t>(slot)];
       k.state.status = Status::running;
-      k.state.num_computed_tokens = count_of(k.request, names_.num_computed_tokens);
-      if (config_.async_scheduling) {
+      if (k.detail.num_preemptions > 0) {
+        k.state.num_stale_tokens = count_of(k.request, names_.num_stale_output_tokens);
         k.state.num_output_placeholders =
             static_cast<std::int8_t>(count_of(k.request, names_.num_output_placeholders));
+      } else if (config_.async_scheduling) {
+        k.state.num_output_placeholders = static_cast<std::int8_t>(k.sampled_in_flight);
       }
-      if (k.detail.num_preemptions > 0) k.state.num_stale_tokens = count_of(k.request, names_.num_stale_output_tokens);
       k.state.num_blocks = narrow(config_.blocks_for(k.state.num_computed_tokens));
       show(k);
     }
@@ -319,7 +335,7 @@ class SchedulerWatch {
   SchedulerConfig config_;
   Names names_;
   std::vector<Known> known_;
-  std::vector<std::int32_t> free_slots_, by_key_;
+  std::vector<std::int32_t> free_slots_, by_key_, running_slots_;
   nb::dict by_text_;  // id: slot
   std::unordered_map<PyObject*, std::int32_t> by_request_;
   std::deque<Flight> flights_;

@@ -79,11 +79,17 @@ void put_request(std::vector<std::uint64_t>& words, const RequestState& r, const
   const std::uint64_t flags = (r.is_prefill_chunk ? kPrefillChunk : 0) | (r.lockstep ? kLockstep : 0);
   const std::uint64_t small = static_cast<std::uint8_t>(r.num_output_placeholders) |
                               static_cast<std::uint64_t>(r.status) << 8 | flags << 16;
-  words.insert(words.end(),
-               {bits(r.id), pair(r.num_prompt_tokens, r.num_output_tokens),
-                pair(r.num_computed_tokens, r.num_inflight_tokens), pair(r.num_stale_tokens, r.num_sampled_tokens),
-                pair(r.num_blocks, r.max_tokens), pair(static_cast<std::int32_t>(r.join_pass), static_cast<std::int64_t>(small)),
-                bits(d.priority), bits(clock.at(d.arrival_time)), pair(d.num_cached_tokens, d.num_preemptions)});
+  const std::uint64_t row[kRequestWords] = {
+      bits(r.id),
+      pair(r.num_prompt_tokens, r.num_output_tokens),
+      pair(r.num_computed_tokens, r.num_inflight_tokens),
+      pair(r.num_stale_tokens, r.num_sampled_tokens),
+      pair(r.num_blocks, r.max_tokens),
+      pair(static_cast<std::int32_t>(r.join_pass), static_cast<std::int64_t>(small)),
+      bits(d.priority),
+      bits(clock.at(d.arrival_time)),
+      pair(d.num_cached_tokens, d.num_preemptions)};
+  words.insert(words.end(), row, row + kRequestWords);
 }
 
 void take_request(const std::uint64_t* word, RequestState& r, RequestDetail& d) {
