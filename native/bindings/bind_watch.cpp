@@ -67,8 +67,16 @@ class SchedulerWatch {
     prompt_tokens_ += k.state.num_prompt_tokens;
   }
 
-  // A pass was made: its tokens by request id, and when the loop has done so.
-  void begin(const nb::dict& num_scheduled_tokens, std::int64_t now_ns) {
+  // A pass was made: its tokens by request id, who was preempted since the last one, and when the loop has done so.
+  void begin(const nb::typed<nb::dict, nb::str, int>& num_scheduled_tokens, nb::handle preempted_ids,
+             std::int64_t now_ns) {
+    for_each_while(preempted_ids, [&](const nb::object& text) {
+      if (const std::int32_t slot = find(text); slot >= 0) {
+        Known& k = known_[static_cast<std::size_t>(slot)];
+        k.detail.num_preemptions = count_of(k.request, names_.num_preemptions);
+      }
+      return true;
+    });
     Flight& flight = flights_.emplace_back();
     flight.start = now_ns;
     flight.entries.reserve(num_scheduled_tokens.size());
@@ -106,7 +114,7 @@ class SchedulerWatch {
   }
 
   // Whoever is not in vLLM's dict of requests leaves.
-  void keep_only(const nb::dict& requests) {
+  void keep_only(const nb::typed<nb::dict, nb::str, nb::any>& requests) {
     for (std::size_t slot = 0; slot < known_.size(); ++slot) {
       const Known& k = known_[slot];
       if (!k.request.is_valid()) continue;
@@ -117,9 +125,9 @@ class SchedulerWatch {
   }
 
   // waiting: in vLLM's order; under the priority policy unused, since asking its heap for an order costs too much.
-  void publish(const nb::list& running, nb::handle waiting, std::int64_t num_waiting, std::int64_t num_free_blocks,
-               bool waiting_for_batch, bool unflushed_ends, bool capacity_bound, std::int64_t num_executed,
-               std::int64_t last_prefill, std::int64_t now_ns) {
+  void publish(const nb::typed<nb::list, nb::any>& running, nb::handle waiting, std::int64_t num_waiting,
+               std::int64_t num_free_blocks, bool waiting_for_batch, bool unflushed_ends, bool capacity_bound,
+               std::int64_t num_executed, std::int64_t last_prefill, std::int64_t now_ns) {
     shot_.boundary = shot_.taken_at = now_ns;
     shot_.waiting_for_batch = waiting_for_batch;
     shot_.unflushed_ends = unflushed_ends;
@@ -215,11 +223,7 @@ class SchedulerWatch {
     Known& k = known_[static_cast<std::size_t>(slot)];
     k.state.num_computed_tokens = count_of(k.request, names_.num_computed_tokens);
     const std::int32_t start = k.state.num_computed_tokens - tokens;  // they are counted already
-    if (!k.admitted) {
-      k.detail.num_cached_tokens = start;
-    } else if (start < k.state.num_prompt_tokens) {  // perhaps it is back
-      k.detail.num_preemptions = count_of(k.request, names_.num_preemptions);
-    }
+    if (!k.admitted) k.detail.num_cached_tokens = start;
     k.admitted = true;
     // Who decodes and was never preempted has no known token left to compute.
     k.state.is_prefill_chunk = (start < k.state.num_prompt_tokens || k.detail.num_preemptions > 0) &&
@@ -352,7 +356,8 @@ void bind_watch(nb::module_& m) {
       .def(nb::init<SnapshotWriter&, const SchedulerConfig&>(), nb::arg("writer"), nb::arg("config"),
            nb::keep_alive<1, 2>())
       .def("add", &SchedulerWatch::add, nb::arg("request"), nb::arg("id"), nb::arg("arrival_ns"))
-      .def("begin", &SchedulerWatch::begin, nb::arg("num_scheduled_tokens"), nb::arg("now_ns"))
+      .def("begin", &SchedulerWatch::begin, nb::arg("num_scheduled_tokens"), nb::arg("preempted_ids"),
+           nb::arg("now_ns"))
       .def("end", &SchedulerWatch::end, nb::arg("now_ns"))
       .def("drop", &SchedulerWatch::drop, nb::arg("ended_ids"))
       .def("keep_only", &SchedulerWatch::keep_only, nb::arg("requests"))

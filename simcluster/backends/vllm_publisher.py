@@ -148,7 +148,7 @@ class EnginePublisher:
             return
         try:
             now = self._clock_ns()
-            self._watch.begin(output.num_scheduled_tokens, now)
+            self._watch.begin(output.num_scheduled_tokens, output.preempted_req_ids or (), now)
             full = self._watch.num_in_flight >= self._depth
             self._waiting_for_batch = full or not (output.num_scheduled_tokens or self._scheduler.has_requests())
             self._publish(now)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from simcluster import _native
-from simcluster.bench import decision_figures, engine_figures, instructions, run_figures
+from simcluster.bench import decision_figures, engine_figures, instructions, run_figures, snapshot_figures
 from simcluster.bench.machine import machine_class, today
 from simcluster.bench.measure import Goal, Measured
 from simcluster.errors import ConfigError
@@ -136,6 +136,12 @@ FIGURES: dict[str, Benchmark] = {
         _RATE,
         _at_least(80e3),
         decision_figures.routed_rate,
+    ),
+    "decide-published": Benchmark(
+        "decision over 100 instances of 3 models, each with 32 residents and a new snapshot in shared memory",
+        "us",
+        _at_most(50),
+        snapshot_figures.decision_from_shared_memory,
     ),
 }
 

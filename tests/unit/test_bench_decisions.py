@@ -5,6 +5,8 @@ import pytest
 
 from simcluster import _native
 from simcluster.bench.decision_figures import routed_cluster
+from simcluster.bench.snapshot_figures import published_cluster
+from simcluster.bench.workload import engine_parts
 
 
 @pytest.mark.parametrize("models", [1, 3])
@@ -53,3 +55,21 @@ def test_the_routed_loop_refuses_what_does_not_belong_together() -> None:
     cluster.views.pop()
     with pytest.raises(ValueError, match="one engine and one view"):
         cluster.route(10)
+
+
+def test_every_decision_from_shared_memory_sees_what_every_instance_published_last() -> None:
+    config, model = engine_parts()
+    left = []
+    with published_cluster(6, 32) as cluster:
+        for _ in range(4):
+            cluster.step()
+            cluster.copy()
+            for engine, view in zip(cluster.engines, cluster.views, strict=True):
+                own = _native.InstanceView(config, model, 256, True)
+                own.refresh(engine.snapshot())
+                assert (view.num_running, view.num_waiting) == (own.num_running, own.num_waiting) == (32, 0)
+                assert view.decode_tokens_left == own.decode_tokens_left
+            left.append(cluster.views[0].decode_tokens_left)
+            assert cluster.decide() % 3 == 2  # the dearest model meets the target
+        assert [reader.num_changes for reader in cluster.readers] == [4] * 6
+    assert left == sorted(set(left), reverse=True)
