@@ -37,7 +37,7 @@ def test_publishing_128_requests_does_not_hold_up_the_engine(loop: bool, running
     publishers = []
 
     def build(scheduler: Any) -> EnginePublisher:
-        publishers.append(EnginePublisher(scheduler, f"cost.{os.getpid()}", 1024))
+        publishers.append(EnginePublisher(scheduler, f"cost.{os.getpid()}.{running}.{loop}", 1024))
         return publishers[0]
 
     options = scheduler_options(config(async_scheduling=loop, max_num_seqs=running, max_model_len=4096))
@@ -55,6 +55,7 @@ def test_publishing_128_requests_does_not_hold_up_the_engine(loop: bool, running
             scheduler.update(in_flight.pop(0))
     assert (scheduler.num_running, scheduler.num_waiting) == (running, REQUESTS - running)
     assert not publisher._writer.is_closed
+    publisher.close()
     half = STEPS // 2
     after_pass, after_results = (statistics.median(costs[name][half:]) for name in costs)
     print(  # noqa: T201
