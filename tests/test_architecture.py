@@ -30,8 +30,8 @@ LAYERS = [
     ["__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names} | {"__init__": 0}
-# These may read a clock; calibrate.record and .recorder since a recording is of real time, the publisher since it stamps
-# what a real engine does.
+# These may read a clock; calibrate.record and .recorder since a recording is of real time, the publisher since it
+# stamps what a real engine does.
 DRIVERS = (
     "backends.simulated",
     "backends.vllm_publisher",
