@@ -13,7 +13,6 @@ import numpy as np
 
 from simcluster import _native
 from simcluster.bench.measure import Measured, cpu_s
-from simcluster.bench.states import decoding_engine
 from simcluster.bench.workload import engine_parts
 from simcluster.request import FloatArray, IntArray
 from simcluster.units import PS_PER_NS
@@ -22,6 +21,8 @@ __all__ = ["PublishedCluster", "decision_from_shared_memory", "published_cluster
 
 _CAPACITY = 256
 _STEP_NS = 20_000_000  # at least one step of every instance lies in it
+_APART_PS = 137_000_000  # instances start one after the other, so that no two are in the same state
+_LONGEST_OUTPUT = 7000
 _TARGET_S = 0.5
 _UTILITIES = (0.5, 0.7, 0.9)
 
@@ -73,16 +74,25 @@ class PublishedCluster:
         return int(best[0])
 
 
+def _decoding(config: _native.SchedulerConfig, model: _native.StepTimeModel, residents: int, at: int) -> _native.Engine:
+    engine = _native.Engine(config, model)
+    for k in range(residents):
+        engine.submit(k, 64 + (997 * k + at // PS_PER_NS) % 900, _LONGEST_OUTPUT, at)
+    while engine.num_running < residents or engine.num_steps < 40:
+        engine.advance_to(engine.now + _STEP_NS * PS_PER_NS)
+    return engine
+
+
 @contextmanager
 def published_cluster(instances: int, residents: int) -> Iterator[PublishedCluster]:
-    """Yield so many instances of three models, each with so many requests that decode, their state published.
+    """Yield so many instances of three models, each with so many requests that decode, which publish.
 
     Args:
         instances: how many.
         residents: of each.
     """
     config, model = engine_parts()
-    engines = [decoding_engine(config, model, residents) for _ in range(instances)]
+    engines = [_decoding(config, model, residents, j * _APART_PS) for j in range(instances)]
     names = [f"bench.{os.getpid()}.{j}" for j in range(instances)]
     views = [_native.InstanceView(config, model, 256, True) for _ in names]
     epoch_ns = _native.monotonic_ns()
