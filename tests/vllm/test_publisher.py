@@ -145,6 +145,26 @@ def test_everything_that_changes_the_engine_is_published(loop: bool) -> None:
     assert published.publisher._watch.num_known == 0
 
 
+@pytest.mark.parametrize("caching", [False, True], ids=["plain", "caching"])
+@pytest.mark.parametrize("loop", [False, True], ids=["sync", "async"])
+def test_a_preemption_is_noticed_though_its_request_never_had_room_among_the_waiting(loop: bool, caching: bool) -> None:
+    asks = [Ask(at=3 * number, prompt=20, output=90) for number in range(6)]
+    tight = {"usable_blocks": 26, "max_num_batched_tokens": 24, "max_num_seqs": 6, "async_scheduling": loop}
+    published = Published(a_world(*asks, enable_prefix_caching=caching, track_blocks=caching, **tight), capacity=2)
+    engine = published.engine
+    assert engine
+    for number, ask in enumerate(asks):
+        submit(engine, number, ask)
+    seen = set()
+    for look in range(600):
+        engine.advance_to(look * 5 * MS)
+        snapshot, own = published.read(), engine.snapshot()
+        assert snapshot.requests.tolist() == own.requests.tolist()[:2]
+        seen |= set(snapshot.request_ids)
+    preempted = {row[0] for row in engine.take_events().tolist() if row[3] == EventKind.preempted}
+    assert preempted & seen
+
+
 def test_requests_beyond_the_capacity_are_counted() -> None:
     asks = [Ask(at=0, prompt=10 + number, output=50) for number in range(9)]
     published = Published(a_world(*asks, max_num_seqs=4), capacity=6)
