@@ -32,6 +32,10 @@ struct SchedulerConfig {
   // counts suffice.
   bool shared_prefixes = true;
 
+  std::int64_t num_seats() const { return max_num_active_seqs > 0 ? max_num_active_seqs : max_num_seqs; }
+  std::int64_t num_watermark_blocks() const {
+    return static_cast<std::int64_t>(watermark * static_cast<double>(num_gpu_blocks));
+  }
   std::int64_t num_usable_blocks() const { return num_gpu_blocks - 1; }
   std::int64_t blocks_for(std::int64_t tokens) const { return (tokens + block_size - 1) / block_size; }
 

@@ -150,6 +150,7 @@ class Engine {
 
  private:
   friend struct Snapshot;
+  friend class Forecast;
 
   struct InFlight {
     Batch batch;

@@ -4,27 +4,23 @@
 #include <cmath>
 
 #include "engine.hpp"
+#include "jump.hpp"
 
 namespace simcluster {
 namespace {
 
-using Wide = __int128;
-
-// Durations of n equally growing steps: n*first + growth*n*(n-1)/2.
-Wide total(Wide first, Wide growth, std::int64_t n) { return first * n + growth * n * (n - 1) / 2; }
-
 // The most steps, at most `most`, that take no longer than `available`. A square root guesses, integers decide.
 std::int64_t most_within(Picoseconds first, Picoseconds growth, Picoseconds available, std::int64_t most) {
   if (available < 0) return 0;
-  if (total(first, growth, most) <= available) return most;
+  if (stretch_time(first, growth, most) <= available) return most;
   const double half = static_cast<double>(growth) / 2;
   const double b = static_cast<double>(first) - half;
   const double x = static_cast<double>(available);
   const double root = b + std::sqrt(b * b + 4 * half * x);
   auto n = root > 0 ? static_cast<std::int64_t>(std::min(2 * x / root, static_cast<double>(most))) : most;
   n = std::clamp<std::int64_t>(n, 0, most);
-  while (n > 0 && total(first, growth, n) > available) --n;
-  while (n < most && total(first, growth, n + 1) <= available) ++n;
+  while (n > 0 && stretch_time(first, growth, n) > available) --n;
+  while (n < most && stretch_time(first, growth, n + 1) <= available) ++n;
   return n;
 }
 
@@ -55,7 +51,7 @@ bool Engine::jump(Picoseconds limit) {
       ahead + most_within(first, growth, bound - 1 - last, std::min(steady.passes, kLongestJump) - ahead);
   if (passes <= ahead) return false;
 
-  const auto at = [&](std::int64_t n) { return last + static_cast<Picoseconds>(total(first, growth, n)); };
+  const auto at = [&](std::int64_t n) { return last + static_cast<Picoseconds>(stretch_time(first, growth, n)); };
   const std::int64_t before = scheduler_.num_passes();
   clock_ = at(passes - ahead);
   intake_ = clock_;

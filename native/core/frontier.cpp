@@ -77,33 +77,38 @@ bool Frontier::move_on(Picoseconds at) {
   return is_at(at);
 }
 
+Outlook Outlook::of(const Room& room, Picoseconds from, const StepTimeModel& model, const SchedulerConfig& config,
+                    const LeastTime& least) {
+  Outlook outlook;
+  outlook.earliest = from;
+  outlook.until = -1;
+  const bool empty = room.features.num_tokens == 0;
+  const Picoseconds device = model.device_time(room.features);
+  if (room.open()) {
+    StepFeatures with = room.features;
+    with.num_prefills = std::max<std::int64_t>(with.num_prefills, 1);
+    outlook.device = model.device_time(with) - (room.features.num_prefills > 0 ? 0 : model.b5);
+    outlook.before_hinge = std::min(with.num_tokens, model.hinge_tokens);
+    outlook.until = room.until;
+    outlook.start = room.start;
+    outlook.longest = std::min({room.tokens, room.blocks * config.block_size, config.max_model_len - 1});
+  }
+  if (!least.known) return outlook;
+  const bool async = config.async_scheduling;
+  outlook.at_least_later = room.start + (empty ? 0 : model.period(device, async)) + least.batch;
+  outlook.at_least = outlook.at_least_hinged = outlook.at_least_later;
+  if (!room.open() || empty) return outlook;
+  // A part of the prompt is in this batch, or all of it in later ones.
+  outlook.at_least = room.start + device + (async ? 0 : model.host) + least.by_context(model, room.features);
+  outlook.at_least_hinged = outlook.at_least + least.by_tokens(room.features);
+  return outlook;
+}
+
 // What the engine looks like where it has stopped.
 void Frontier::look() {
   room_ = lost_ ? Room{} : engine_.room();
   from_ = std::max(from_, engine_.last_input());
-  outlook_ = Outlook{};
-  outlook_.earliest = from_;
-  outlook_.until = -1;
-  const bool empty = room_.features.num_tokens == 0;
-  const StepTimeModel& model = engine_.step_time();
-  const Picoseconds device = model.device_time(room_.features);
-  if (room_.open()) {
-    StepFeatures with = room_.features;
-    with.num_prefills = std::max<std::int64_t>(with.num_prefills, 1);
-    outlook_.device = model.device_time(with) - (room_.features.num_prefills > 0 ? 0 : model.b5);
-    outlook_.before_hinge = std::min(with.num_tokens, model.hinge_tokens);
-    outlook_.until = room_.until;
-    outlook_.start = room_.start;
-    outlook_.longest = std::min({room_.tokens, room_.blocks * config().block_size, config().max_model_len - 1});
-  }
-  if (!least_.known || lost_) return;
-  const bool async = config().async_scheduling;
-  outlook_.at_least_later = room_.start + (empty ? 0 : model.period(device, async)) + least_.batch;
-  outlook_.at_least = outlook_.at_least_hinged = outlook_.at_least_later;
-  if (!room_.open() || empty) return;
-  // A part of the prompt is in this batch, or all of it in later ones.
-  outlook_.at_least = room_.start + device + (async ? 0 : model.host) + least_.by_context(model, room_.features);
-  outlook_.at_least_hinged = outlook_.at_least + least_.by_tokens(room_.features);
+  outlook_ = Outlook::of(room_, from_, engine_.step_time(), config(), lost_ ? LeastTime{} : least_);
 }
 
 Picoseconds Frontier::run_with(Engine& engine, const Submission& candidate) const {

@@ -62,6 +62,10 @@ struct Outlook {
   Picoseconds at_least_hinged = 0;  // the same with LeastTime::past_hinge() left out, too; not below the other
   Picoseconds at_least_later = 0;   // for either behind `until`; not below the first
 
+  // Where a pass has this room and nobody arrived since `from`.
+  static Outlook of(const Room& room, Picoseconds from, const StepTimeModel& model, const SchedulerConfig& config,
+                    const LeastTime& least);
+
   bool tells(std::int64_t prompt_tokens, Picoseconds at) const {
     return prompt_tokens <= longest && at <= until && at >= earliest;
   }

@@ -82,6 +82,17 @@ class CountedPool {
   std::vector<Stretch> stretches_;
 };
 
+// New blocks for the tokens up to `end` beside those `held`; -1 if they, or on admission under the full-prompt check
+// those of all `reserve` known tokens, are not available. Source: VLLM_SCHEDULER.md 3.3.
+template <typename BlocksFor>
+std::int64_t fresh_blocks(const BlocksFor& blocks_for, std::int64_t end, std::int64_t held, std::int64_t reserve,
+                          std::int64_t available) {
+  const auto needed = [&](std::int64_t tokens) { return std::max<std::int64_t>(blocks_for(tokens) - held, 0); };
+  if (end < reserve && needed(reserve) > available) return -1;
+  const std::int64_t fresh = needed(end);
+  return fresh <= available ? fresh : -1;
+}
+
 class KvCache {
  public:
   explicit KvCache(const SchedulerConfig& config);
@@ -162,17 +173,11 @@ class KvCache {
   Table& table(std::int32_t slot) { return tables_[static_cast<std::size_t>(slot)]; }
   void extend_hashes(Table& table, const RequestState& request, std::int64_t blocks);
   std::int64_t blocks_for(std::int64_t tokens) const { return (tokens + block_size_ - 1) / block_size_; }
-  // New blocks for the tokens up to `end`; -1 if they, or on admission those of the full prompt, are not available.
   std::int64_t fresh_blocks(const RequestState& request, std::int64_t end, std::int64_t num_hits, bool admission,
                             std::int64_t available) const {
-    const std::int64_t held = num_hits + request.num_blocks;
-    const auto needed = [&](std::int64_t tokens) {
-      return std::max<std::int64_t>(blocks_for(std::min(tokens, max_model_len_)) - held, 0);
-    };
-    const bool reserve = admission && reserve_full_isl_ && end < request.num_tokens();
-    if (reserve && needed(request.num_tokens()) > available) return -1;
-    const std::int64_t fresh = needed(end);
-    return fresh <= available ? fresh : -1;
+    const auto blocks = [this](std::int64_t tokens) { return blocks_for(std::min(tokens, max_model_len_)); };
+    return simcluster::fresh_blocks(blocks, end, num_hits + request.num_blocks,
+                                    admission && reserve_full_isl_ ? request.num_tokens() : 0, available);
   }
   std::int64_t find_exact(std::int32_t slot, const RequestState& request);
   std::int64_t count_idle_hits(std::int64_t num_hits) const;

@@ -17,7 +17,7 @@ constexpr std::int64_t kLargest = std::numeric_limits<std::int32_t>::max();
 
 Scheduler::Scheduler(const SchedulerConfig& config)
     : last_prefill_(-config.prefill_schedule_interval),
-      watermark_blocks_(static_cast<std::int64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks))),
+      watermark_blocks_(config.num_watermark_blocks()),
       config_(config),
       kv_(config) {}
 

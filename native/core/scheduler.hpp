@@ -142,9 +142,7 @@ class Scheduler {
   [[gnu::noinline]] void schedule_visiting(Batch& batch, std::vector<Outcome>& preempted,
                                            std::vector<Outcome>& failed);
   [[gnu::noinline]] std::int64_t leave_lockstep(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted);
-  std::int64_t seats() const {
-    return config_.max_num_active_seqs > 0 ? config_.max_num_active_seqs : config_.max_num_seqs;
-  }
+  std::int64_t seats() const { return config_.num_seats(); }
   std::int64_t watermark() const { return num_running_ == 0 ? 0 : watermark_blocks_; }
   void schedule_running(Pass& pass, Batch& batch, std::vector<Outcome>& preempted);
   void admit_waiting(Pass& pass, Batch& batch, std::vector<Outcome>& failed);

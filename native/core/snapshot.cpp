@@ -2,18 +2,11 @@
 
 #include <algorithm>
 #include <functional>
-#include <limits>
 #include <stdexcept>
 #include <utility>
 
 namespace simcluster {
 namespace {
-
-// A request in lockstep counts its samples from the join on; those in flight are decodes, but for the join itself.
-std::int32_t decodes_in_flight(const RequestState& r) {
-  const auto join = static_cast<std::int32_t>(r.join_pass);
-  return r.num_sampled_tokens - r.num_output_tokens - (join >= 0 ? 1 : 0);
-}
 
 Picoseconds free_after(const StepFeatures& batch, Picoseconds start, Picoseconds free, const StepTimeModel& believed,
                        bool async) {
@@ -22,8 +15,7 @@ Picoseconds free_after(const StepFeatures& batch, Picoseconds start, Picoseconds
 }
 
 void expect(RequestState& r, const ExpectedEnd& end) {
-  constexpr std::int64_t kLargest = std::numeric_limits<std::int32_t>::max();
-  const auto output = narrow(std::clamp<std::int64_t>(end.output_tokens, r.num_output_tokens + 1, kLargest));
+  const std::int32_t output = end.output_of(r);
   if (end.by_length) {
     r.max_tokens = std::min(output, r.max_tokens);
   } else {
@@ -192,53 +184,21 @@ void Snapshot::fold_decodes() {
   }
 }
 
-// Puts requests back in lockstep: from the fields as they are now to those as of the pass they joined in.
-struct Snapshot::Rejoin {
-  explicit Rejoin(const Scheduler& s)
-      : ahead(narrow(s.pass_)),
-        max_model_len(narrow(s.config_.max_model_len)),
-        block_size(narrow(s.config_.block_size)),
-        phase(narrow(s.phase_)),
-        async(s.config_.async_scheduling) {}
-
-  std::int32_t ahead, max_model_len, block_size, phase;
-  bool async;
-  // Of the request last put back.
-  std::int32_t last_pass = 0, context = 0, block_phase = 0;
-
-  // False, and nothing changed, if the expected end contradicts what is in flight: then it has to be visited.
-  bool operator()(RequestState& r) {
-    const auto join = static_cast<std::int32_t>(r.join_pass);
-    const std::int32_t decodes = decodes_in_flight(r);
-    const std::int32_t limit = std::min(r.max_tokens, max_model_len - r.num_prompt_tokens);
-    const bool known = r.eos_at <= 0 || r.eos_at >= limit;
-    const std::int32_t left = (known ? limit : r.eos_at) - r.num_sampled_tokens + decodes;
-    const std::int32_t placeholders = async ? decodes + (join < 0 ? 0 : 1) : 0;
-    std::int32_t room = r.num_blocks * block_size - r.num_computed_tokens;
-    const std::int32_t together = ahead - 1 - join;
-    if (std::min(together, left + (async && !known ? 1 : 0)) != decodes || r.num_output_placeholders != placeholders ||
-        room < 0 || room >= block_size) {
-      return false;
-    }
-    last_pass = join + left;
-    context = r.num_computed_tokens - decodes + together;
-    room -= together - decodes;
-    block_phase = phase + room + (room < 0 ? block_size : 0);
-    if (block_phase >= block_size) block_phase -= block_size;
-    r.num_sampled_tokens -= decodes;
-    r.num_computed_tokens -= decodes;
-    r.num_inflight_tokens -= decodes;
-    r.num_output_tokens -= join < 0 ? 1 : 0;
-    r.num_output_placeholders = async ? 1 : 0;
-    r.is_prefill_chunk = false;
-    return true;
-  }
-};
+// Puts a request back in lockstep: from the fields as they are now to those as of the pass it joined in.
+void Snapshot::rewind(RequestState& r, bool async) {
+  const std::int32_t decodes = decodes_in_flight(r);
+  r.num_sampled_tokens -= decodes;
+  r.num_computed_tokens -= decodes;
+  r.num_inflight_tokens -= decodes;
+  r.num_output_tokens -= static_cast<std::int32_t>(r.join_pass) < 0 ? 1 : 0;
+  r.num_output_placeholders = async ? 1 : 0;
+  r.is_prefill_chunk = false;
+}
 
 void Snapshot::restore_running(Engine& engine, const std::vector<ExpectedEnd>& ends) const {
   Scheduler& s = engine.scheduler_;
   const auto count = static_cast<std::int32_t>(num_running);
-  Rejoin rejoin(s);
+  Rejoin rejoin(s.config_, s.pass_);
   // Plain pointers and sums in registers: this loop is most of what restoring costs.
   const RequestState* const known = requests.data();
   const ExpectedEnd* const end = ends.data();
@@ -256,7 +216,8 @@ void Snapshot::restore_running(Engine& engine, const std::vector<ExpectedEnd>& e
     r.prev_running = slot - 1;
     r.next_running = slot + 1;
     if (!r.lockstep) continue;
-    if (together && rejoin(r)) {
+    if (together && rejoin(r, Ending::of(r.max_tokens, r.eos_at, r.num_prompt_tokens, rejoin.max_model_len))) {
+      rewind(r, rejoin.async);
       size += 1;
       sum_context += rejoin.context;
       by_phase[rejoin.block_phase] += 1;
@@ -290,6 +251,14 @@ void Snapshot::visit_again(Engine& engine, std::int32_t slot) {
   r.lockstep = false;
 }
 
+Picoseconds Snapshot::end_in_flight(std::size_t i, Picoseconds before, const StepTimeModel& believed,
+                                    bool async) const {
+  const BatchInFlight& batch = in_flight[i];
+  Picoseconds end = i == 0 ? batch.start : before;
+  if (batch.features.num_tokens > 0) end += believed.period(believed.device_time(batch.features), async);
+  return i == 0 ? std::max(end, taken_at) : end;
+}
+
 void Snapshot::restore_batches(Engine& engine, const std::vector<ExpectedEnd>& ends) const {
   engine.first_flight_ = 0;
   engine.num_flights_ = in_flight.size();
@@ -310,13 +279,7 @@ void Snapshot::restore_batches(Engine& engine, const std::vector<ExpectedEnd>& e
                                         e.sample_index, false, false);
     }
     flight.start = i == 0 ? in_flight[i].start : last;
-    flight.end = flight.start;
-    if (flight.batch.features.num_tokens > 0) {
-      flight.end += engine.step_time_.period(engine.step_time_.device_time(flight.batch.features), engine.async_);
-    }
-    // The step was still running when the snapshot was taken.
-    if (i == 0) flight.end = std::max(flight.end, taken_at);
-    last = flight.end;
+    flight.end = last = end_in_flight(i, last, engine.step_time_, engine.async_);
   }
   engine.device_free_ = last;
 }

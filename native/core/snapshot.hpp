@@ -1,10 +1,13 @@
 // What an instance publishes about itself, and the way back to an engine.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "engine.hpp"
+#include "rejoin.hpp"
 
 namespace simcluster {
 
@@ -12,6 +15,17 @@ namespace simcluster {
 struct ExpectedEnd {
   std::int64_t output_tokens = 1;
   bool by_length = false;  // known beforehand, as by max_tokens; otherwise by an EOS
+
+  // A request that has already produced as much goes on for one token.
+  std::int32_t output_of(const RequestState& r) const {
+    constexpr std::int64_t kLargest = std::numeric_limits<std::int32_t>::max();
+    return narrow(std::clamp<std::int64_t>(output_tokens, r.num_output_tokens + 1, kLargest));
+  }
+  Ending of(const RequestState& r, std::int32_t max_model_len) const {
+    const std::int32_t output = output_of(r);
+    return by_length ? Ending::of(std::min(output, r.max_tokens), 0, r.num_prompt_tokens, max_model_len)
+                     : Ending::of(r.max_tokens, output, r.num_prompt_tokens, max_model_len);
+  }
 };
 
 // What an instance tells of the next batch without a snapshot.
@@ -83,6 +97,10 @@ struct Snapshot {
   // The same of a snapshot taken now, and more; num_taken is left out.
   static Ahead ahead(const Engine& engine, const StepTimeModel& believed, bool async);
 
+  // When batch i in flight ends if the one in front of it ends at `before`; a step that was still running when the
+  // snapshot was taken does not end earlier.
+  Picoseconds end_in_flight(std::size_t i, Picoseconds before, const StepTimeModel& believed, bool async) const;
+
   // Put in lockstep whatever can be, so that restoring is cheap; the meaning stays.
   void fold_decodes();
 
@@ -94,8 +112,8 @@ struct Snapshot {
 
  private:
   struct Fold;
-  struct Rejoin;
 
+  static void rewind(RequestState& r, bool async);
   static void visit_again(Engine& engine, std::int32_t slot);
   void restore_running(Engine& engine, const std::vector<ExpectedEnd>& ends) const;
   void restore_batches(Engine& engine, const std::vector<ExpectedEnd>& ends) const;

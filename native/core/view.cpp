@@ -72,14 +72,13 @@ void InstanceView::refresh(std::shared_ptr<const Snapshot> snapshot, std::uint64
   source_ = nullptr;
   change_ = change;
   const bool async = config_.async_scheduling;
-  ready_ = ready_ && same_state(*snapshot_, *snapshot, engine_.step_time(), async);
+  const bool same = (ready_ || told_) && same_state(*snapshot_, *snapshot, engine_.step_time(), async);
   snapshot_ = std::move(snapshot);
   match_requests();
   has_ending_ = false;
-  if (ready_) return;
-  num_built_ = 0;
-  set_bound(snapshot_->device_free(engine_.step_time(), async));
-  tell();
+  if (same) return;
+  ready_ = foreseen_ = false;
+  forget_outlook();
 }
 
 void InstanceView::refresh_later(SnapshotSource& source, std::size_t instance, std::uint64_t change,
@@ -89,8 +88,7 @@ void InstanceView::refresh_later(SnapshotSource& source, std::size_t instance, s
   source_ = &source;
   source_instance_ = instance;
   source_taken_at_ = taken_at;
-  ready_ = false;
-  num_built_ = 0;
+  ready_ = foreseen_ = false;
   ahead_ = ahead;
   set_bound(ahead.device_free);
   if (has_ending_ && least_.known) tighten_bound(ahead);
@@ -134,7 +132,7 @@ void InstanceView::match_requests() {
     std::int64_t left = end.output_tokens - r.num_output_tokens;
     if (r.max_tokens > 0) left = std::min<std::int64_t>(left, r.max_tokens - r.num_output_tokens);
     if (left >= kMostTokens) return;
-    Ending& ending = ending_[static_cast<std::size_t>(std::max<std::int64_t>(left, 0))];
+    EndingSoon& ending = ending_[static_cast<std::size_t>(std::max<std::int64_t>(left, 0))];
     ending.num_requests += 1;
     ending.num_tokens += r.num_tokens();
   };
@@ -160,6 +158,7 @@ void InstanceView::match_requests() {
 // The device is busy with the batches in flight before it can take another.
 void InstanceView::set_bound(Picoseconds device_free) {
   outlook_ = {};
+  told_ = false;
   if (!least_.known) return;
   outlook_.at_least = outlook_.at_least_hinged = outlook_.at_least_later = device_free + least_.batch;
 }
@@ -178,7 +177,7 @@ void InstanceView::tighten_bound(const Ahead& ahead) {
   };
   if (tokens < kMostTokens) {
     for (std::int64_t left = 0; left <= tokens; ++left) {
-      const Ending& ending = ending_[static_cast<std::size_t>(left)];
+      const EndingSoon& ending = ending_[static_cast<std::size_t>(left)];
       leave_out(ending.num_requests, ending.num_tokens);
     }
   } else {
@@ -210,6 +209,11 @@ void InstanceView::tighten_bound(const Ahead& ahead) {
   outlook_.at_least_later = outlook_.at_least;
 }
 
+void InstanceView::forget_outlook() {
+  set_bound(snapshot_->device_free(engine_.step_time(), config_.async_scheduling));
+  tell();
+}
+
 // The step in flight may run so long, or has already run longer.
 Picoseconds InstanceView::believed_until() const {
   if (snapshot_->in_flight.empty()) return kNever;
@@ -223,7 +227,9 @@ Picoseconds InstanceView::believed_until() const {
 void InstanceView::record_dispatch(const Dispatch& dispatch) {
   look();
   unseen_.push_back(dispatch);
-  if (!ready_ || !overlay_) return;
+  if (!overlay_) return;
+  if (told_) forget_outlook();
+  if (!ready_) return;
   ready_ = dispatch.prompt_tokens > 0 && dispatch.predicted_output > 0 && frontier_->add(submission_of(dispatch));
   tell();
 }
@@ -288,7 +294,23 @@ void InstanceView::build_frontier() {
   restore(frontier_->engine());
   frontier_->start();
   ready_ = true;
-  ++num_built_;
+}
+
+// Most views are asked once and then refreshed: that is answered without an engine where it can be.
+std::optional<Picoseconds> InstanceView::foresee(const Submission& candidate) {
+  static thread_local Forecast forecast;  // scratch
+  foreseen_ = true;
+  forecast.start(config_, engine_.step_time(), least_, *snapshot_, ends_);
+  if (overlay_) {
+    for (const Dispatch& d : unseen_) {
+      if (d.prompt_tokens < 1 || d.predicted_output < 1) return std::nullopt;
+      if (!engine_.refuses(d.prompt_tokens, d.max_tokens)) forecast.add(submission_of(d));
+    }
+  }
+  const std::optional<Picoseconds> at = forecast.first_token(candidate);
+  told_ = at && forecast.outlook() != nullptr;
+  if (told_) outlook_ = *forecast.outlook();
+  return at;
 }
 
 Picoseconds InstanceView::estimate_slowly(const Dispatch& candidate) {
@@ -296,15 +318,21 @@ Picoseconds InstanceView::estimate_slowly(const Dispatch& candidate) {
   const bool late = candidate.at <= snapshot_->intake || candidate.prompt_tokens < 1 || candidate.predicted_output < 1;
   if (late || !engine_.stops_in_passes()) return simulate_first_token(candidate);
   if (engine_.refuses(candidate.prompt_tokens, candidate.max_tokens)) return kNever;
-  const bool first = !ready_ && num_built_ == 0;
-  if (!ready_) build_frontier();
   const Submission submission = submission_of(candidate);
+  const bool first = !ready_ && !foreseen_;
+  if (first) {
+    if (const std::optional<Picoseconds> at = foresee(submission)) {
+      tell();
+      return *at;
+    }
+  }
+  if (!ready_) build_frontier();
   Picoseconds at = 0;
   if (!frontier_->reach(candidate.at)) {
     at = simulate_first_token(candidate);
   } else if (outlook().tells(candidate.prompt_tokens, candidate.at)) {
     at = outlook().first_token(believed(), config_.async_scheduling, {believed(), candidate.prompt_tokens}, candidate.at);
-  } else if (first) {  // most views are asked once and then refreshed
+  } else if (first) {
     at = frontier_->run_out(submission);
     ready_ = false;
   } else {

@@ -5,8 +5,10 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "forecast.hpp"
 #include "frontier.hpp"
 #include "snapshot.hpp"
 
@@ -143,6 +145,8 @@ class InstanceView {
   void restore(Engine& engine);
   Picoseconds simulate_on(Engine& engine, const Dispatch& candidate);
   void build_frontier();
+  std::optional<Picoseconds> foresee(const Submission& candidate);
+  void forget_outlook();
   void tell() const {
     for (const Watch& w : watchers_) w.watcher->changed(w.index);
   }
@@ -161,10 +165,10 @@ class InstanceView {
   Picoseconds source_taken_at_ = 0;
   // Those of the snapshot's requests that may be expected to end within so many tokens, and their tokens.
   static constexpr std::int64_t kMostTokens = 32;
-  struct Ending {
+  struct EndingSoon {
     std::int64_t num_requests = 0, num_tokens = 0;
   };
-  std::array<Ending, kMostTokens> ending_{};
+  std::array<EndingSoon, kMostTokens> ending_{};
   Ahead ahead_;                       // of the source, of the same instant as its snapshot
   Ahead ahead_of_ending_;             // of the same instant as ending_
   bool has_ending_ = false;
@@ -176,8 +180,9 @@ class InstanceView {
   std::vector<std::int64_t> known_ids_;  // likewise
   std::unique_ptr<Frontier> frontier_;
   bool ready_ = false;             // the frontier stands for the snapshot and the unseen dispatches
-  std::int64_t num_built_ = 0;     // frontiers built since the last refresh
-  Outlook outlook_;                // as the snapshot shows it: no more than a bound
+  bool foreseen_ = false;          // a forecast was made from this snapshot
+  Outlook outlook_;                // of the last forecast if it stands for the same, else no more than a bound
+  bool told_ = false;              // it does
   std::vector<Watch> watchers_;
 };
 
