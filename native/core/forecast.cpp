@@ -46,58 +46,63 @@ void Forecast::start(const SchedulerConfig& config, const StepTimeModel& model, 
   start_running();
 }
 
-void Forecast::start_running() {
+[[gnu::flatten]] void Forecast::start_running() {
   const RequestState* const known = snapshot_->requests.data();
   const ExpectedEnd* const end = ends_->data();
-  const auto count_all = static_cast<std::int32_t>(snapshot_->num_running);
-  num_running_ = count_all;
-  num_decodes_ = sum_context_ = 0;
-  members_.resize(static_cast<std::size_t>(count_all));
-  by_phase_.assign(static_cast<std::size_t>(block_size_), 0);
+  const auto count = static_cast<std::int32_t>(snapshot_->num_running);
+  const Snapshot::Sums& sums = snapshot_->in_step;
+  const bool summed = sums.count >= 0 && std::ssize(sums.by_phase) == block_size_;
+  num_running_ = count;
+  num_decodes_ = summed ? sums.count : 0;
+  sum_context_ = summed ? sums.context : 0;
+  if (summed) {
+    by_phase_ = sums.by_phase;
+  } else {
+    by_phase_.assign(static_cast<std::size_t>(block_size_), 0);
+  }
+  members_.resize(static_cast<std::size_t>(count));
   has_end_.fill(0);
-  Rejoin rejoin(*config_, pass_);
-  Member* const members = members_.data();
-  std::int32_t* const by_phase = by_phase_.data();
-  std::int32_t decodes = 0;
-  std::int64_t sum = 0;
-  for (std::int32_t i = 0; i < count_all; ++i) {
+  const Rejoin rejoin(*config_, pass_);
+  std::int32_t linked = 0;
+  for (std::int32_t i = 0; i < count; ++i) {
     const RequestState& r = known[i];
     if (!r.lockstep) {
       // The one prefill that is not finished is the last; others have to be visited, as has a result from before an
       // eviction.
-      failed_ = i + 1 < count_all || !r.is_prefill_chunk || r.num_stale_tokens != 0 || r.num_output_placeholders != 0;
+      failed_ = i + 1 < count || !r.is_prefill_chunk || r.num_stale_tokens != 0 || r.num_output_placeholders != 0;
       if (failed_) return;
       has_partial_ = true;
       partial_ = prefill_of(r, end[i], *config_);
       break;
     }
     const Ending last = end[i].of(r, rejoin.max_model_len);
-    if (!rejoin(r, last)) {
-      failed_ = true;
-      return;
+    const std::int32_t last_pass = rejoin.last_pass_of(r, last);
+    Member member{r.num_computed_tokens - pass_, 0, -1, last.known};
+    if (summed && rejoin.in_step(r)) {
+      failed_ = !rejoin.may_end(last_pass, last);
+      if (last_pass >= kHorizon) continue;
+      member.phase = rejoin.block_phase_of(r);
+    } else {
+      failed_ = !add_up(r, last, member);
     }
-    by_phase[rejoin.block_phase] += 1;
-    sum += rejoin.context;
-    Member& member = members[decodes];
-    member.offset = rejoin.context - pass_;
-    member.phase = rejoin.block_phase;
-    member.known = last.known;
-    if (rejoin.last_pass < kHorizon) link(decodes, rejoin.last_pass);
-    ++decodes;
+    if (failed_) return;
+    if (last_pass >= kHorizon) continue;
+    members_[static_cast<std::size_t>(linked)] = member;
+    link(linked++, last_pass);
   }
-  num_decodes_ = decodes;
-  sum_context_ = sum;
-  members_.resize(static_cast<std::size_t>(decodes));
+  members_.resize(static_cast<std::size_t>(linked));
 }
 
-// Into the list of those that end in a pass.
-void Forecast::link(std::int32_t member, std::int32_t last_pass) {
-  const auto at = static_cast<std::size_t>(last_pass);
-  std::uint64_t& word = has_end_[at / 64];
-  const std::uint64_t bit = std::uint64_t{1} << (at % 64);
-  members_[static_cast<std::size_t>(member)].next = (word & bit) != 0 ? first_end_[at] : -1;
-  first_end_[at] = member;
-  word |= bit;
+// One that is not among the sums of the snapshot.
+bool Forecast::add_up(const RequestState& r, Ending last, Member& member) {
+  Rejoin rejoin(*config_, pass_);
+  if (!rejoin(r, last)) return false;
+  num_decodes_ += 1;
+  sum_context_ += rejoin.context;
+  by_phase_[static_cast<std::size_t>(rejoin.block_phase)] += 1;
+  member.offset = rejoin.context - pass_;
+  member.phase = rejoin.block_phase;
+  return true;
 }
 
 Forecast::Prefill Forecast::prefill_of(const RequestState& r, const ExpectedEnd& end, const SchedulerConfig& config) {
@@ -131,7 +136,7 @@ void Forecast::insert(const Arrival& arrival) {
 
 void Forecast::add(const Submission& submission) { insert(arrival_of(submission, *config_)); }
 
-std::optional<Picoseconds> Forecast::first_token(const Submission& candidate) {
+[[gnu::flatten]] std::optional<Picoseconds> Forecast::first_token(const Submission& candidate) {
   if (failed_) return std::nullopt;
   candidate_ = arrival_of(candidate, *config_);
   candidate_.request.candidate = true;
@@ -152,11 +157,6 @@ void Forecast::remove(const Member& member) {
   num_decodes_ -= 1;
   sum_context_ -= member.offset + pass_;
   by_phase_[static_cast<std::size_t>(member.phase)] -= 1;
-}
-
-std::int32_t Forecast::first_end_in(std::int32_t pass) const {
-  const auto at = static_cast<std::size_t>(pass);
-  return (has_end_[at / 64] >> (at % 64) & 1) != 0 ? first_end_[at] : -1;
 }
 
 void Forecast::process_results() {
@@ -260,16 +260,20 @@ void Forecast::begin_pass() {
 }
 
 void Forecast::admit_waiting() {
-  while (budget_ > 0 && seats_ > num_running_ && !failed_) {
+  bool fits = true;
+  while (fits && budget_ > 0 && seats_ > num_running_) {
     if (next_waiting_ < num_resident_) {
       const RequestState& r = snapshot_->requests[next_waiting_];
       failed_ = r.num_inflight_tokens != 0;  // results from before its eviction are still to come
+      if (failed_) return;
       Prefill p = prefill_of(r, (*ends_)[next_waiting_], *config_);
-      if (failed_ || !admit(p)) break;
-      ++next_waiting_;
+      fits = admit(p);
+      next_waiting_ += fits ? 1 : 0;
+    } else if (next_queued_ < next_arrival_) {
+      fits = admit(arrivals_[next_queued_].request);
+      next_queued_ += fits ? 1 : 0;
     } else {
-      if (next_queued_ == next_arrival_ || !admit(arrivals_[next_queued_].request)) break;
-      ++next_queued_;
+      break;
     }
   }
   const bool has_room = budget_ > 0 && seats_ > num_running_ && blocks_left() > 0;
@@ -279,20 +283,20 @@ void Forecast::admit_waiting() {
 bool Forecast::admit(Prefill& request) {
   const std::int64_t longest = config_->max_model_len;
   const auto blocks = [&](std::int64_t tokens) { return blocks_for(std::min(tokens, longest)); };
-  if (blocks(request.num_tokens) > config_->num_usable_blocks()) {  // it has outgrown the whole pool
-    failed_ = true;
-    return false;
-  }
   const std::int64_t n = std::min<std::int64_t>(request.num_tokens, budget_);
   const std::int64_t reserve = config_->scheduler_reserve_full_isl ? request.num_tokens : 0;
   const std::int64_t fresh = fresh_blocks(blocks, n, 0, reserve, blocks_left());
-  if (fresh < 0) return false;
+  const std::int64_t usable = config_->num_usable_blocks();
+  if ((fresh < 0 || n < request.num_tokens) && blocks(request.num_tokens) > usable) {
+    failed_ = true;  // it has outgrown the whole pool
+  }
+  if (fresh < 0 || failed_) return false;
   free_ -= fresh;
   num_running_ += 1;
   steady_ = false;
   request.num_blocks = narrow(fresh);
   compute(request, n);
-  return true;
+  return !failed_;
 }
 
 // So many tokens of a prompt, or of what was lost in an eviction; with the last of them it joins the decodes.
@@ -302,7 +306,7 @@ void Forecast::compute(Prefill& request, std::int64_t tokens) {
   budget_ -= tokens;
   request.num_computed += narrow(tokens);
   if (request.num_computed < request.num_tokens) {
-    partial_ = request;
+    if (&request != &partial_) partial_ = request;
     has_partial_ = true;
     return;
   }
@@ -316,8 +320,9 @@ void Forecast::compute(Prefill& request, std::int64_t tokens) {
   num_decodes_ += 1;
   sum_context_ += request.num_computed;
   by_phase_[static_cast<std::size_t>(phase)] += 1;
+  if (pass_ + left >= kHorizon) return;
   members_.push_back({request.num_computed - pass_ - 1, phase, -1, request.end.known});
-  if (pass_ + left < kHorizon) link(narrow(std::ssize(members_)) - 1, pass_ + left);
+  link(narrow(std::ssize(members_)) - 1, pass_ + left);
 }
 
 // What a newcomer finds, as Engine::room.

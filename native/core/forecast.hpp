@@ -61,11 +61,23 @@ class Forecast {
   bool& empty(std::int32_t pass) { return empty_[static_cast<std::size_t>(pass & 1)]; }
 
   void start_running();
+  bool add_up(const RequestState& r, Ending last, Member& member);
   static Arrival arrival_of(const Submission& submission, const SchedulerConfig& config);
   static Prefill prefill_of(const RequestState& r, const ExpectedEnd& end, const SchedulerConfig& config);
   void insert(const Arrival& arrival);
-  void link(std::int32_t member, std::int32_t last_pass);
-  std::int32_t first_end_in(std::int32_t pass) const;  // -1: nobody's
+  // Into the list of those that end in a pass.
+  void link(std::int32_t member, std::int32_t last_pass) {
+    const auto at = static_cast<std::size_t>(last_pass);
+    std::uint64_t& word = has_end_[at / 64];
+    const std::uint64_t bit = std::uint64_t{1} << (at % 64);
+    members_[static_cast<std::size_t>(member)].next = (word & bit) != 0 ? first_end_[at] : -1;
+    first_end_[at] = member;
+    word |= bit;
+  }
+  std::int32_t first_end_in(std::int32_t pass) const {  // -1: nobody
+    const auto at = static_cast<std::size_t>(pass);
+    return (has_end_[at / 64] >> (at % 64) & 1) != 0 ? first_end_[at] : -1;
+  }
   void remove(const Member& member);
 
   void process_results();

@@ -79,9 +79,8 @@ std::vector<BatchEntry> Scheduler::lockstep_entries(const Batch& batch) const {
   if (batch.num_lockstep == 0) return entries;
   for (std::int32_t slot = first_running_; slot >= 0; slot = request(slot).next_running) {
     const RequestState& r = request(slot);
+    if (!r.lockstep || !is_decode_of(r, batch.pass)) continue;
     const std::int64_t decodes = passes_since_join(r, batch.pass);
-    const bool wasted = config_.async_scheduling && !known_end(r);
-    if (!r.lockstep || decodes < 1 || decodes > decodes_left(r) + (wasted ? 1 : 0)) continue;
     entries.push_back({r.id, slot, narrow(r.num_computed_tokens + decodes - 1), 1,
                        narrow(r.num_sampled_tokens - 1 + decodes), true, false});
   }
@@ -149,10 +148,20 @@ Scheduler::End Scheduler::pop_end() {
 // Of a request that leaves before its end.
 void Scheduler::forget_end(std::int32_t slot) {
   const auto its = [slot](End end) { return slot_of(end) == slot; };
-  if (std::erase_if(group_.ending, its) == 0) {
-    std::erase_if(group_.ends, its);
-    std::make_heap(group_.ends.begin(), group_.ends.end(), std::greater<>{});
+  if (std::erase_if(group_.ending, its) > 0) return;
+  std::vector<End>& heap = group_.ends;
+  auto hole = static_cast<std::size_t>(std::find_if(heap.begin(), heap.end(), its) - heap.begin());
+  const End moved = heap.back();
+  heap.pop_back();
+  if (hole == heap.size()) return;
+  for (; hole > 0 && heap[(hole - 1) / 2] > moved; hole = (hole - 1) / 2) heap[hole] = heap[(hole - 1) / 2];
+  for (std::size_t child = 2 * hole + 1; child < heap.size(); child = 2 * hole + 1) {
+    child += child + 1 < heap.size() && heap[child + 1] < heap[child] ? 1 : 0;
+    if (heap[child] >= moved) break;
+    heap[hole] = heap[child];
+    hole = child;
   }
+  heap[hole] = moved;
 }
 
 // Asynchronous loop: set apart those whose last token is in flight; where that is known no pass schedules them.
@@ -171,30 +180,63 @@ std::int32_t Scheduler::partial_prefill() const {
   return !r.lockstep && r.is_prefill_chunk ? last_running_ : -1;
 }
 
-bool Scheduler::schedule_lockstep(Pass& pass, Batch& batch) {
-  if (next_end() < pass_ && config_.async_scheduling) collect_ending();
-  const bool has_partial = !all_in_lockstep(-1);
-  const std::int32_t partial = has_partial ? partial_prefill() : -1;
-  if (has_partial && !all_in_lockstep(partial)) return false;
-  const std::int64_t decodes = group_.size;
-  const std::int64_t taken = group_.by_phase[static_cast<std::size_t>(phase_)];
-  std::int64_t needed = taken;
-  std::int64_t chunk = 0;
-  if (has_partial) {
-    const RequestState& r = request(partial);
-    chunk = std::min(r.num_tokens() - r.num_computed_tokens, pass.budget - decodes);
-    needed += config_.blocks_for(r.num_computed_tokens + chunk) - r.num_blocks;
+// The last of the running is evicted; its decode in flight gets an entry, behind those that go on without one.
+void Scheduler::evict_last(Batch* in_flight, std::vector<Outcome>& preempted) {
+  const std::int32_t slot = last_running_;
+  RequestState& r = state(slot);
+  if (r.lockstep) {
+    if (in_flight != nullptr && is_decode_of(r, in_flight->pass)) {
+      const auto decodes = narrow(passes_since_join(r, in_flight->pass));
+      in_flight->entries.insert(in_flight->entries.begin(), {r.id, slot, r.num_computed_tokens + decodes - 1, 1,
+                                                             r.num_sampled_tokens - 1 + decodes, true, false});
+      in_flight->num_lockstep -= 1;
+    }
+    leave(r);
+    forget_end(slot);
   }
-  if (needed > kv_.num_free_counted()) return false;
+  preempted.push_back({r.id, r.num_output_tokens});
+  preempt(slot);
+}
 
-  kv_.take_counted(taken);
+// Blocks for the decodes of a pass, in order; whoever is last gives way as soon as there are none. Those evicted are the
+// fewest without whom the rest have their blocks.
+void Scheduler::take_for_decodes(Batch* in_flight, std::vector<Outcome>& preempted) {
+  const std::int32_t& needed = group_.by_phase[static_cast<std::size_t>(phase_)];
+  for (std::int64_t taken = 0;;) {
+    const std::int64_t more = std::min(kv_.num_free_counted(), needed - taken);
+    kv_.take_counted(more);
+    taken += more;
+    if (taken == needed) return;
+    evict_last(in_flight, preempted);
+  }
+}
+
+bool Scheduler::schedule_lockstep(Pass& pass, Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted) {
+  if (next_end() < pass_ && config_.async_scheduling) collect_ending();
+  std::int32_t partial = -1;
+  if (!all_in_lockstep(-1)) {
+    partial = partial_prefill();
+    if (!all_in_lockstep(partial)) return false;
+  }
+  const std::int64_t taken = group_.by_phase[static_cast<std::size_t>(phase_)];
+  if (taken <= kv_.num_free_counted()) {
+    kv_.take_counted(taken);
+  } else {
+    take_for_decodes(in_flight, preempted);
+    partial = -1;  // it was the first to go
+  }
+  const std::int64_t decodes = group_.size;
   pass.budget -= decodes;
   batch.num_lockstep = decodes;
   batch.features = {decodes, decodes, group_.sum_context, 0, 0};
   group_.sum_context += decodes;
-  if (has_partial) {
-    kv_.allocate(partial, state(partial), chunk, 0, false, 0);
+  if (partial < 0) return true;
+  RequestState& r = state(partial);
+  const std::int64_t chunk = std::min(r.num_tokens() - r.num_computed_tokens, pass.budget);
+  if (kv_.allocate(partial, r, chunk, 0, false, 0)) {
     append(pass, batch, partial, chunk, false);
+  } else {
+    evict_last(in_flight, preempted);
   }
   return true;
 }

@@ -43,6 +43,23 @@ struct Rejoin {
   // of the passes in which it needs a block.
   std::int32_t last_pass = 0, context = 0, block_phase = 0;
 
+  // Whether it is in every batch in flight since it joined.
+  bool in_step(const RequestState& r) const {
+    const std::int32_t joined = std::max(static_cast<std::int32_t>(r.join_pass), 0);
+    return r.num_sampled_tokens - r.num_output_tokens + joined == ahead;
+  }
+  // The pass that samples its last token. Of one in step it cannot be before the last batch in flight, or its last but
+  // one where that was made in vain.
+  std::int32_t last_pass_of(const RequestState& r, Ending end) const {
+    return end.last - r.num_output_tokens + std::max(static_cast<std::int32_t>(r.join_pass), 0) - 1;
+  }
+  bool may_end(std::int32_t pass, Ending end) const { return pass >= ahead - 1 - (async && !end.known ? 1 : 0); }
+  // Of one in step.
+  std::int32_t block_phase_of(const RequestState& r) const {
+    const std::int32_t at = phase + r.num_blocks * block_size - r.num_computed_tokens;
+    return at >= block_size ? at - block_size : at;
+  }
+
   // False if the expected end contradicts what is in flight: then it has to be visited.
   bool operator()(const RequestState& r, Ending end) {
     const auto join = static_cast<std::int32_t>(r.join_pass);

@@ -232,7 +232,7 @@ void Scheduler::start_pass(Pass& pass, Batch& batch, Batch* in_flight, std::vect
   batch.entries.clear();
   batch.pass = pass_;
   pass.budget = config_.max_num_batched_tokens;
-  if (!schedule_lockstep(pass, batch)) pass.budget = leave_lockstep(batch, in_flight, preempted);
+  if (!schedule_lockstep(pass, batch, in_flight, preempted)) pass.budget = leave_lockstep(batch, in_flight, preempted);
   if (!preempted.empty()) return;  // a victim closes admission for the whole pass
   if (!waiting_.empty()) admit_in_lockstep(pass.budget, batch, failed);
   capacity_bound_ = !waiting_.empty();

@@ -5,7 +5,7 @@
 // Lockstep. Under FCFS without a cap or a cadence of prefills every decoding request gets one token in every pass, so
 // a pass need not visit them: its position is "tokens when it joined + passes since", its end a known pass, and its
 // need of a new block follows from a residue. The fields of such a request stand as of the pass it joined; settled()
-// gives the present ones. A pass that has to preempt, and every pass of other configurations, visits all of them.
+// gives the present ones. A pass that preempts visits those it preempts; every pass of other configurations visits all.
 #pragma once
 
 #include <algorithm>
@@ -198,7 +198,16 @@ class Scheduler {
   End pop_end();
   void forget_end(std::int32_t slot);
   [[gnu::noinline]] void collect_ending();
-  bool schedule_lockstep(Pass& pass, Batch& batch);  // false: somebody must be preempted, nothing was changed
+  // Whether a request in lockstep is a decode of that pass.
+  bool is_decode_of(const RequestState& r, std::int64_t pass) const {
+    const std::int64_t decodes = passes_since_join(r, pass);
+    const bool wasted = config_.async_scheduling && !known_end(r);
+    return decodes >= 1 && decodes <= decodes_left(r) + (wasted ? 1 : 0);
+  }
+  [[gnu::noinline]] void evict_last(Batch* in_flight, std::vector<Outcome>& preempted);
+  [[gnu::noinline]] void take_for_decodes(Batch* in_flight, std::vector<Outcome>& preempted);
+  // False: not all are in lockstep, nothing was changed.
+  bool schedule_lockstep(Pass& pass, Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted);
   [[gnu::noinline]] void finish_lockstep(std::int64_t pass, std::vector<Outcome>& results);
   void finish(std::int32_t slot, std::int64_t pass, std::vector<Outcome>& results, std::ptrdiff_t& num_before);
   bool all_in_lockstep(std::int32_t partial) const {

@@ -98,7 +98,16 @@ void Snapshot::capture(const Engine& engine, Snapshot& shot) {
       batch.num_lockstep -= 1;
     }
   }
-  if (!s.lockstep_ || !joined_again.empty()) shot.fold_decodes();
+  const bool folded = !s.lockstep_ || !joined_again.empty();
+  if (folded) shot.fold_decodes();
+  shot.in_step.count = folded ? -1 : s.group_.size;
+  shot.in_step.context = s.group_.sum_context;
+  shot.in_step.by_phase = s.group_.by_phase;
+  if (!folded) {
+    const auto ahead = std::ssize(shot.in_flight) % s.config_.block_size;
+    const auto first = (s.phase_ - ahead + s.config_.block_size) % s.config_.block_size;
+    std::rotate(shot.in_step.by_phase.begin(), shot.in_step.by_phase.begin() + first, shot.in_step.by_phase.end());
+  }
 }
 
 Picoseconds Snapshot::device_free(const StepTimeModel& believed, bool async) const {

@@ -87,6 +87,14 @@ struct Snapshot {
   std::vector<RequestDetail> details;  // of the requests
   std::vector<BatchInFlight> in_flight;
   LeftOut left_out;
+  // Sums over the running in lockstep that are in every batch in flight since they joined, as of the next pass: a
+  // reader may use them instead of adding up.
+  struct Sums {
+    std::int64_t count = -1;  // -1: not known
+    std::int64_t context = 0;
+    std::vector<std::int32_t> by_phase;  // that need a block in the passes of each phase, passes counted as batches are
+  };
+  Sums in_step;
 
   static Snapshot capture(const Engine& engine);
   // The same into a snapshot nobody needs any more, whose memory is used again.

@@ -250,6 +250,7 @@ bool SnapshotReader::decode(Snapshot& s) const {
   s.num_free_blocks = number(5);
   s.num_running = high(words[6]);
   const std::int64_t count = low(words[6]);
+  s.in_step = {};  // nobody added them up
   s.left_out = {high(words[7]), low(words[7]), number(8)};
   if (words[9] > kMostBatches || s.num_running < 0 || count < s.num_running) return false;
   s.in_flight.resize(words[9]);

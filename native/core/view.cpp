@@ -1,6 +1,7 @@
 #include "view.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -117,18 +118,26 @@ void InstanceView::match_requests() {
   const auto arrived = [&](const Dispatch& d) {
     return by_id_alone ? std::binary_search(known_ids_.begin(), known_ids_.end(), d.id) : d.at <= snapshot_->intake;
   };
+  bool sorted = true;
   for (const Dispatch& d : unseen_) {
-    if (arrived(d)) seen_.push_back({d.id, end_of(d)});
+    if (!arrived(d)) continue;
+    sorted = sorted && (seen_.empty() || seen_.back().id < d.id);
+    seen_.push_back({d.id, end_of(d)});
   }
   std::erase_if(unseen_, arrived);
-  if (!std::is_sorted(seen_.begin(), seen_.end(), by_id)) std::sort(seen_.begin(), seen_.end(), by_id);
+  if (!sorted) std::sort(seen_.begin(), seen_.end(), by_id);
   was_shown_ = true;
   believed_until_ = believed_until();
-  ends_.clear();
-  still_seen_.clear();
   ending_.fill({});
-  const auto expect = [this](const RequestState& r, const ExpectedEnd& end) {
-    ends_.push_back(end);
+  // Plain pointers, since every estimate from a new snapshot begins here.
+  const std::size_t count = snapshot_->requests.size();
+  ends_.resize(count);
+  still_seen_.resize(std::min(count, seen_.size()));
+  const RequestState* const known = snapshot_->requests.data();
+  ExpectedEnd* const ends = ends_.data();
+  const auto expect = [&](std::size_t i, const ExpectedEnd& end) {
+    const RequestState& r = known[i];
+    ends[i] = end;
     std::int64_t left = end.output_tokens - r.num_output_tokens;
     if (r.max_tokens > 0) left = std::min<std::int64_t>(left, r.max_tokens - r.num_output_tokens);
     if (left >= kMostTokens) return;
@@ -136,20 +145,26 @@ void InstanceView::match_requests() {
     ending.num_requests += 1;
     ending.num_tokens += r.num_tokens();
   };
-  auto next = seen_.begin();
+  const Own* next = seen_.data();
+  const Own* const last = next + seen_.size();
+  Own* kept = still_seen_.data();
+  std::int64_t before = std::numeric_limits<std::int64_t>::min();
   bool ascending = true;
-  for (const RequestState& r : snapshot_->requests) {
-    if (next == seen_.end() || next->id != r.id) {
-      next = std::lower_bound(seen_.begin(), seen_.end(), Own{r.id, {}}, by_id);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int64_t id = known[i].id;
+    if (next == last || next->id != id) {
+      next = std::lower_bound(static_cast<const Own*>(seen_.data()), last, Own{id, {}}, by_id);
+      if (next == last || next->id != id) {
+        expect(i, {mean_output_, false});
+        continue;
+      }
     }
-    if (next == seen_.end() || next->id != r.id) {
-      expect(r, {mean_output_, false});
-      continue;
-    }
-    ascending = ascending && (still_seen_.empty() || still_seen_.back().id < r.id);
-    expect(r, next->end);
-    still_seen_.push_back(*next++);
+    ascending = ascending && before < id;
+    before = id;
+    expect(i, next->end);
+    *kept++ = *next++;
   }
+  still_seen_.resize(static_cast<std::size_t>(kept - still_seen_.data()));
   if (snapshot_->left_out.num_resident() > 0) return;  // whoever is not there may be among those
   if (!ascending) std::sort(still_seen_.begin(), still_seen_.end(), by_id);
   seen_.swap(still_seen_);

@@ -1,4 +1,5 @@
-// Passes that visit every running request: those of configurations without lockstep, and those that preempt.
+// Passes that visit every running request: those of configurations without lockstep, and those in which somebody that
+// runs is not in lockstep.
 #include <algorithm>
 #include <utility>
 
@@ -90,7 +91,7 @@ void Scheduler::schedule_running(Pass& pass, Batch& batch, std::vector<Outcome>&
   }
 }
 
-// Somebody has to be preempted, or not all are in lockstep: visit everybody. What is left of the budget.
+// Not all are in lockstep: visit everybody. What is left of the budget.
 std::int64_t Scheduler::leave_lockstep(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted) {
   Pass pass;
   pass.budget = config_.max_num_batched_tokens;
