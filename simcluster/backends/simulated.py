@@ -198,6 +198,11 @@ class SimulatedCluster:
         at_once(self._env, order, action, at_ps - self._now)
 
     @property
+    def num_open(self) -> int:
+        """Requests that were sent and have not ended."""
+        return self._cluster.num_open
+
+    @property
     def _now(self) -> int:
         return int(self._env.now)
 

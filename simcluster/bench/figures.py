@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from simcluster import _native
-from simcluster.bench import decision_figures, engine_figures, instructions, run_figures, snapshot_figures
+from simcluster.bench import decision_figures, engine_figures, instructions, live, run_figures, snapshot_figures
 from simcluster.bench.machine import machine_class, today
 from simcluster.bench.measure import Goal, Measured
 from simcluster.errors import ConfigError
@@ -105,6 +105,12 @@ FIGURES: dict[str, Benchmark] = {
         run_figures.run_seconds,
     ),
     "run-memory": Benchmark("its peak memory", "GiB", _at_most(1), run_figures.run_memory),
+    "live-bytes": Benchmark(
+        "bytes per live request, native and Python, beside its row in the trace",
+        "bytes",
+        _at_most(200),
+        live.live_bytes,
+    ),
     "run-sfs": Benchmark(
         "whole run under SFS, 1M requests, 100 instances, winners kept",
         "CPU s",

@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from command_line import run_command
 from simcluster import _native
 from simcluster.backends.simulated import SimulatedCluster
-from simcluster.bench import cost, figures, run_figures
+from simcluster.bench import cost, figures, live, run_figures
 from simcluster.bench.engine_figures import core_rate
 from simcluster.bench.figures import FIGURES, Benchmark, Figure, chosen
 from simcluster.bench.measure import Goal, Measured, ratio
@@ -230,13 +231,14 @@ def test_every_goal_is_that_of_the_issue() -> None:
     assert goals["sfs-frontier"] == "<= 15"
     assert goals["python-step"] == "<= 25"
     assert goals["run-memory"] == "<= 1"
+    assert goals["live-bytes"] == "<= 200"
     assert goals["run-sfs"] == "<= 40"
     assert goals["python-policy"] == ">= 30,000"
     assert goals["decide-exact"] == goals["decide-exact-alike"] == "<= 12"
     assert goals["decide-pruned"] == goals["decide-pruned-alike"] == "<= 0.6"
     assert goals["routed-1000"] == ">= 80,000"
     assert goals["decide-published"] == "<= 50"
-    assert len(goals) == 21
+    assert len(goals) == 22
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
@@ -272,6 +274,19 @@ def test_through_simpy_every_end_is_heard_of_when_it_happens(monkeypatch: pytest
     run_figures.loop_seconds("round_robin", 16, 2000, 1, ends_on_time=True)
     assert len(heard) == 2000
     assert all(now <= end_ps for end_ps, now in heard)
+
+
+def test_bytes_of_live_requests_are_those_of_requests_that_are_all_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 64 < live.live_bytes(quick=True).value < 1000  # a request's state alone takes 64 bytes
+    monkeypatch.setattr(SimulatedCluster, "num_open", 5)
+    with pytest.raises(SimulationError, match="5 of 640 requests were live"):
+        live._run(640)
+
+
+def test_bytes_of_live_requests_need_a_system_that_tells_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(live, "_STATM", tmp_path / "missing")
+    with pytest.raises(ConfigError, match="measure it on Linux"):
+        live.live_bytes(quick=True)
 
 
 def test_a_thousand_instances_are_warmed_up_before_they_are_measured() -> None:
