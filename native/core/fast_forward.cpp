@@ -29,9 +29,12 @@ std::int64_t most_within(Picoseconds first, Picoseconds growth, Picoseconds avai
 bool Engine::jump(Picoseconds limit) {
   if (options_.record_steps || noise_.factors || num_flights_ != depth()) return false;
   const Picoseconds bound = std::min(limit, next_input());
+  const std::int32_t partial = scheduler_.partial_prefill();
   for (std::size_t i = 0; i < num_flights_; ++i) {
     const Batch& batch = flight(i).batch;
     if (flight(i).end >= bound || batch.empty() || !batch.unchanging()) return false;
+    // The chunk of a prefill evicted meanwhile: its tokens in flight are still to be counted down.
+    if (!batch.entries.empty() && batch.entries.front().slot != partial) return false;
   }
   SteadyState steady = scheduler_.steady_state(depth());
   const auto ahead = static_cast<std::int64_t>(depth());
