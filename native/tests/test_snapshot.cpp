@@ -147,6 +147,32 @@ void an_estimate_from_a_fresh_snapshot_is_what_happens() {
   }
 }
 
+// The prefill is evicted by the decode in front of it while a chunk of it is in flight, and does not fit until that ends.
+void an_evicted_prefill_has_no_tokens_in_flight_once_their_results_are_in() {
+  for (const std::int64_t block_size : {1, 4}) {
+    SchedulerConfig config = plain(true, 46 / block_size, block_size);
+    config.max_num_batched_tokens = 8;
+    Engine fast(config, u_step()), stepping(config, u_step(), {}, EngineOptions{false, false, false});
+    for (Engine* engine : {&fast, &stepping}) {
+      engine->submit(ask(0, 0, 4, 30));
+      engine->submit(ask(1, 0, 40, 5));
+    }
+    for (const Picoseconds t : {200 * kMs, 700 * kMs}) {
+      fast.advance_to(t);
+      stepping.advance_to(t);
+      const Snapshot shot = Snapshot::capture(fast);
+      CHECK(shot.requests == Snapshot::capture(stepping).requests);
+      if (t != 200 * kMs) continue;
+      CHECK(shot.requests.size() == 2 && shot.num_running == 1);
+      const RequestState& evicted = shot.requests.back();
+      CHECK(evicted.status == Status::preempted && evicted.num_inflight_tokens == 0 && evicted.num_stale_tokens == 0);
+    }
+    fast.drain();
+    stepping.drain();
+    CHECK(same_events(fast.events(), stepping.events()));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -156,5 +182,6 @@ int main() {
   what_cannot_be_restored_is_refused();
   a_step_that_runs_longer_than_believed_ends_when_the_snapshot_was_taken();
   an_estimate_from_a_fresh_snapshot_is_what_happens();
+  an_evicted_prefill_has_no_tokens_in_flight_once_their_results_are_in();
   return report("snapshot");
 }

@@ -117,3 +117,23 @@ def test_the_fast_path_shows_what_stepping_with_exact_blocks_shows(part: int) ->
         assert workload.run(fast=True, counted=True) == stepping, f"workload {seed}"
         preemptions += stepping[-1][3]
     assert preemptions > 0 or WORKLOADS < 100
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_prefill_evicted_by_the_decode_before_it_is_shown_as_stepping_shows_it(seed: int) -> None:
+    """A long prompt in small chunks runs out of blocks, and then waits through passes that are jumped over."""
+    draw = random.Random(seed)
+    workload = Workload(seed, noise=None, requests=[], looks=[])
+    config, model = _native.SchedulerConfig(), _native.StepTimeModel()
+    config.async_scheduling = draw.random() < 0.8
+    config.block_size = draw.choice([1, 4])
+    config.max_num_batched_tokens = draw.randint(4, 12)
+    prompt, output = draw.randint(30, 60), draw.randint(20, 60)
+    config.num_gpu_blocks = -(-(prompt + draw.randint(4, 8)) // config.block_size) + 2
+    model.b0, model.b1 = 10 * MS, MS
+    workload.config, workload.model, workload.noise, workload.cancels = config, model, None, {}
+    workload.requests = [(0, 4, output, 0, -1, False, 0, 0), (1, prompt, 5, 0, -1, False, 0, 0)]
+    workload.looks = sorted(draw.randrange(1500 * MS) for _ in range(3))
+    stepping = workload.run(fast=False, counted=False)
+    assert workload.run(fast=True, counted=True) == stepping
+    assert stepping[-1][3] > 0 or prompt < 40
