@@ -129,7 +129,7 @@ def _show(report: dict[str, Any], title: str, head: _Row, rows: list[_Row], as_j
         grid.add_row(*(f"[bold red]{cell}[/]" if cell == "NO" else cell for cell in row))
     needed = Measurement.get(_WIDE, _WIDE.options, grid).maximum  # wider than the terminal rather than folded
     Console(width=max(Console().width, needed)).print(grid)
-    Console().print(where, style="dim", highlight=False)
+    Console().print(where, style="dim", highlight=False, markup=False)
 
 
 @contextmanager

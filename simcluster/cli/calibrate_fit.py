@@ -112,7 +112,7 @@ def fit(
     else:
         print_report(report)
     if out is not None and not quiet:
-        Console(stderr=True).print(f"written to {out}", style="dim", highlight=False)
+        Console(stderr=True).print(f"written to {out}", style="dim", highlight=False, markup=False)
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def import_(
         return
     Console().print(source_table(steps, str(out)))
     for note in notes:
-        Console(stderr=True).print(f"note: {note}", style="yellow", highlight=False)
+        Console(stderr=True).print(f"note: {note}", style="yellow", highlight=False, markup=False)
 
 
 def _write(steps: pl.DataFrame, out: Path) -> None:

@@ -198,7 +198,7 @@ def _follow(
     for event in events:
         if event["event"] == "plan" and not quiet:
             for line in event["skipped"]:
-                console.print(f"left out: {line}", style="yellow", highlight=False)
+                console.print(f"left out: {line}", style="yellow", highlight=False, markup=False)
         elif event["event"] == "progress":
             if event["phase"] != phase:
                 before += lengths.get(phase, 0.0)

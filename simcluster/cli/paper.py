@@ -88,9 +88,9 @@ def paper(
             common.print_all([_remarks(data)])
     if out is not None and not quiet:
         console = Console(stderr=True)
-        console.print(f"written to {out}", style="dim", highlight=False)
+        console.print(f"written to {out}", style="dim", highlight=False, markup=False)
         if not can_draw():
-            console.print(NO_MATPLOTLIB, style="yellow", highlight=False)
+            console.print(NO_MATPLOTLIB, style="yellow", highlight=False, markup=False)
 
 
 def _parts(figure: Figure, *, quiet: bool) -> list[RenderableType]:

@@ -108,7 +108,7 @@ def run(
     else:
         _print_tables(loaded, world, runs, quiet)
     if out is not None and not quiet:
-        console.print(f"written to {out}", style="dim", highlight=False)
+        console.print(f"written to {out}", style="dim", highlight=False, markup=False)
     if not quiet:
         _warn(console, coverage_warnings(world, runs))
     if any(item.summary["interrupted"] for item in runs):
@@ -118,7 +118,7 @@ def run(
 
 def _warn(console: Console, warnings: Iterable[str]) -> None:
     for warning in warnings:
-        console.print(f"warning: {warning}", style="yellow", highlight=False)
+        console.print(f"warning: {warning}", style="yellow", highlight=False, markup=False)
 
 
 def _checked_policies(scenario: Scenario) -> list[str]:

@@ -88,9 +88,9 @@ def validate(
     else:
         print_verdict(summary)
     if write:
-        console.print(f"stored in {file}", style="dim", highlight=False)
+        console.print(f"stored in {file}", style="dim", highlight=False, markup=False)
     if out is not None:
-        console.print(f"written to {out}", style="dim", highlight=False)
+        console.print(f"written to {out}", style="dim", highlight=False, markup=False)
 
 
 def _compare(

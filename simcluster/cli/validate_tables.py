@@ -15,12 +15,12 @@ _SIDES = ("observed", "simulated")
 def print_verdict(summary: dict[str, Any]) -> None:
     """Print what a comparison found, the badge first."""
     console = Console()
-    console.print(f"card {summary['card']}: {summary['badge']}", highlight=False, soft_wrap=True)
+    console.print(f"card {summary['card']}: {summary['badge']}", highlight=False, soft_wrap=True, markup=False)
     if summary["tuned"]:
         values = ", ".join(f"{name} {value:.4g}" for name, value in summary["tuned"].items())
-        console.print(f"tuned on {summary['tuned_on']} -> {values}", highlight=False)
+        console.print(f"tuned on {summary['tuned_on']} -> {values}", highlight=False, markup=False)
     for note in summary.get("notes", []):
-        console.print(f"note: {note}", style="dim", highlight=False)
+        console.print(f"note: {note}", style="dim", highlight=False, markup=False)
     if "points" in summary:
         console.print(_points(summary["points"]))
         return
