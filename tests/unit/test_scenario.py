@@ -156,7 +156,7 @@ BAD: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "an unknown fit": (
         GOOD.replace(INSTANCE, INSTANCE.replace("price", "believed_model: {fit: eq10}, price")),
-        ["cluster.instances[0].believed_model.fit = 'eq10'", "must be 'eq9', 'hinge' or 'eq9_served'"],
+        ["cluster.instances[0].believed_model.fit = 'eq10'", "must be 'eq9', 'hinge', 'extended' or 'eq9_served'"],
     ),
     "two instances of one name": (
         GOOD + INSTANCE + ": {input_usd_per_mtok: 1, output_usd_per_mtok: 2}}\n",
