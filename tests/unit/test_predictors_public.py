@@ -120,4 +120,4 @@ def test_one_request_is_predicted_for_all_models_in_well_under_a_millisecond_of_
         for text in prompts:
             predict(text, None)
         least = min(least, (time.process_time_ns() - start) / len(prompts))
-    assert least < 1e6, f"{least / 1e3:.0f} us"  # 0.2 ms on a quiet machine; 0.31 ms were seen on a busy one
+    assert least < 1e6, f"{least / 1e3:.0f} us"  # the goal is 0.3: 0.2 on one machine, 0.31 to 0.47 on a slower one
