@@ -5,23 +5,23 @@ numbers out of range are errors that name their path.
 """
 
 import hashlib
-import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from simcluster.card import FitName
 from simcluster.engine_options import EngineOptions
 from simcluster.errors import ConfigError
 from simcluster.shipped import find_file
-from simcluster.validation import explain, one_line
+from simcluster.validation import explain
+from simcluster.yaml_files import load_yaml
 
 __all__ = [
     "NO_RECIPE",
     "Cluster",
     "Instance",
+    "Live",
     "Measure",
     "Noise",
     "Output",
@@ -42,6 +42,8 @@ _Text = Annotated[str, Field(min_length=1)]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
 _Delay = Annotated[float, Field(ge=0, le=1e6)]  # the clock ends at 9e6 s
 _Duration = Annotated[float, Field(gt=0, le=1e6)]
+_Url = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9._\[\]:-]+(/[A-Za-z0-9._/-]*)?$", max_length=300)]
+_Source = Annotated[str, Field(pattern=r"^(metrics|none|shm:[A-Za-z0-9][A-Za-z0-9._-]{0,99})$")]
 
 
 class _Model(BaseModel):
@@ -123,6 +125,12 @@ class Instance(_Model):
     engine: EngineOptions = Field(default_factory=EngineOptions, description="options by vLLM's names")
     true_model: TrueModelSpec = Field(default_factory=TrueModelSpec)
     believed_model: BelievedModelSpec = Field(default_factory=BelievedModelSpec)
+    url: _Url | None = Field(None, description="live: where its server listens; replicas count its port up")
+    snapshot: _Source = Field(
+        "metrics",
+        description="live: shm:NAME, what a server on this machine publishes (replicas: NAME-1, ...); metrics: the "
+        "router's own streams and the server's /metrics; none: its rates alone",
+    )
 
 
 class Cluster(_Model):
@@ -215,6 +223,38 @@ class Output(_Model):
     )
 
 
+class Live(_Model):
+    """How a router in front of real servers goes about it; nothing of this touches a simulation."""
+
+    fresh_s: _Duration = Field(0.5, description="a younger view is fresh")
+    usable_s: _Duration = Field(5.0, description="an older view is not used any more")
+    when_old: Literal["in_flight", "lps"] = Field(
+        "in_flight", description="without a usable view: by the router's own open requests there, or by rates alone"
+    )
+    scrape_interval_s: _Duration = Field(0.2, description="between two readings of /metrics")
+    connect_timeout_s: _Duration = 2.0
+    first_byte_timeout_s: _Duration = Field(60.0, description="then another instance gets the request")
+    stall_timeout_s: _Duration = Field(60.0, description="between two pieces of an answer, sent or taken")
+    retries: Annotated[int, Field(ge=0, le=100)] = Field(2, description="further instances tried for one request")
+    trip_after: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="failures in a row that mark an instance")
+    mark_s: _Duration = Field(5.0, description="a marked instance is tried again after this, doubled up to 12 times it")
+    all_unhealthy: Literal["least_bad", "refuse"] = Field(
+        "least_bad", description="where every instance is marked: try the best of them, or answer 503"
+    )
+    max_body_bytes: Annotated[int, Field(ge=1024, le=2**31)] = 64 * 2**20
+    max_header_bytes: Annotated[int, Field(ge=1024, le=2**20)] = 16_384
+    max_streams: Annotated[int, Field(ge=1, le=1_000_000)] = Field(10_000, description="open requests; then 503")
+    drain_s: _Delay = Field(30.0, description="open answers may take so long when the router stops")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.usable_s < self.fresh_s:
+            raise ValueError(
+                f"usable_s = {self.usable_s:g}; must be at least fresh_s = {self.fresh_s:g}; change one of them"
+            )
+        return self
+
+
 class Scenario(_Model):
     """A scenario file."""
 
@@ -229,6 +269,7 @@ class Scenario(_Model):
     measure: Measure = Field(default_factory=Measure)
     slo: Slo = Field(default_factory=Slo)
     output: Output = Field(default_factory=Output)
+    live: Live = Field(default_factory=Live)
 
     def resolved(self) -> dict[str, Any]:
         """Return the scenario with every default filled in, as plain data."""
@@ -237,73 +278,6 @@ class Scenario(_Model):
     def digest(self) -> str:
         """Return a hash of the resolved scenario."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key given twice and text that no file can hold.
-
-    As in YAML 1.2, 1e-4 is a number, and off, no, on and yes are text: `decisions: off` means what it says.
-    """
-
-    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        value = super().construct_scalar(node)
-        value.encode("utf-8")  # an escaped half of a surrogate pair raises a ValueError
-        return value
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not text", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key} is given twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    letter: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
-    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^([Tt]rue|TRUE|[Ff]alse|FALSE)$"), list("tTfF"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
-
-
-def load_yaml(path: Path) -> Any:
-    """Read a YAML file of plain data.
-
-    Raises:
-        ConfigError: the file cannot be read or is not such YAML.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({one_line(str(error))}); give a YAML file") from None
-    return parse_yaml(text, str(path))
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """Read plain data from YAML text.
-
-    Args:
-        text: the YAML.
-        where: what it is, for messages.
-
-    Raises:
-        ConfigError: it is not such YAML.
-    """
-    try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506  (a subclass of SafeLoader)
-    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
-        # the last three: what PyYAML's constructors let through for a value that does not fit its tag
-        raise ConfigError(f"{where}: not valid YAML ({one_line(str(error))[:200]}); correct the file") from None
 
 
 def load_scenario(name: str) -> tuple[Scenario, Path]:

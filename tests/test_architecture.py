@@ -18,7 +18,8 @@ PACKAGE = ROOT / "simcluster"
 LAYERS = [
     ["_native"],
     ["units", "errors", "rng"],
-    ["validation", "shipped", "request", "card", "instance", "engine_options", "scenario", "records", "world"],
+    ["validation", "yaml_files", "shipped"],
+    ["request", "card", "instance", "engine_options", "scenario", "records", "world"],
     ["backends", "routers"],
     ["workload", "predict", "calibrate", "conformance", "report"],
     ["experiment", "live"],

@@ -10,8 +10,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from simcluster.errors import ConfigError
-from simcluster.scenario import NO_RECIPE, Scenario, parse_yaml
+from simcluster.scenario import NO_RECIPE, Scenario
 from simcluster.validation import explain, models_in
+from simcluster.yaml_files import parse_yaml
 
 __all__ = ["Axis", "combine", "parse_axis", "with_fields"]
 

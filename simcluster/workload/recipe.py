@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from simcluster.errors import ConfigError
-from simcluster.scenario import load_yaml
 from simcluster.validation import explain
+from simcluster.yaml_files import load_yaml
 
 __all__ = [
     "Arrivals",

@@ -23,13 +23,14 @@ from hypothesis import strategies as st
 from simcluster.errors import SimclusterError
 from simcluster.experiment.build import build_world
 from simcluster.routers import check_policy
-from simcluster.scenario import Scenario, load_scenario, load_yaml
+from simcluster.scenario import Scenario, load_scenario
 from simcluster.workload import read_trace, write_trace
 from simcluster.workload.doctor import inspect_trace
 from simcluster.workload.importing import ImportOptions, TimeUnit, import_trace
 from simcluster.workload.recipe import load_recipe
 from simcluster.workload.servegen import read_lengths, read_rates
 from simcluster.workload.synth import make_trace
+from simcluster.yaml_files import load_yaml
 from trace_files import FILES
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
