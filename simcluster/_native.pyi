@@ -394,6 +394,21 @@ class Snapshot:
         requests: running, then waiting: (id, prompt, output, max_tokens, computed, placeholders, in flight, stale, sampled, blocks, cached, preemptions, priority, arrival_time, status, unfinished prefill), status 0 waiting, 1 running, 2 preempted. in_flight: batches (start [ps], prefills (tokens, context before), decodes (context before), entries (index into requests or -1, tokens, sample index)).
         """
 
+    def to_bytes(self) -> bytes:
+        """
+        Return the snapshot as bytes that from_bytes() of any machine takes.
+
+        Raises ValueError for more than two batches in flight.
+        """
+
+    @staticmethod
+    def from_bytes(bytes: bytes) -> Snapshot:
+        """
+        Return the snapshot that to_bytes() was called of; it restores and is estimated from alike.
+
+        Raises ValueError for bytes that are damaged, of another layout or no snapshot at all.
+        """
+
     def restore(self, config: SchedulerConfig, step_time: StepTimeModel, ends: Sequence[tuple[int, bool]]) -> Engine:
         """
         Continue on a new engine; ends: (expected output tokens, ends by length) of each resident request.
@@ -757,10 +772,10 @@ class SnapshotReader:
     """
     Reads what a SnapshotWriter of any process publishes under a name; it need not exist yet.
 
-    Never waits: while the writer is too fast, or gone, the last good snapshot stays. A writer that comes after another is met at the next read, at most 10 ms late. Instants become picoseconds since `epoch_ns` of CLOCK_MONOTONIC, which 64 bits hold for 106 days; earlier ones become 0. Raises ValueError for a bad name.
+    Never waits: while the writer is too fast, or gone, the last good snapshot stays. A writer that comes after another is met at the next read, at most 10 ms late. Instants become picoseconds of a clock that is 0 at `epoch_ns` of CLOCK_MONOTONIC and runs `speed` times as fast, which 64 bits hold for 106 days; earlier ones become 0. Raises ValueError for a bad name or speed.
     """
 
-    def __init__(self, name: str, epoch_ns: int = 0) -> None: ...
+    def __init__(self, name: str, epoch_ns: int = 0, speed: float = 1.0) -> None: ...
 
     def read(self, now_ns: int | None = None) -> tuple[Snapshot, int | None, SourceState]:
         """
@@ -784,6 +799,9 @@ class SnapshotReader:
 
     @property
     def epoch_ns(self) -> int: ...
+
+    @property
+    def speed(self) -> float: ...
 
     @property
     def generation(self) -> int:
@@ -811,8 +829,12 @@ class SnapshotReader:
     def config(self) -> SchedulerConfig:
         """Options of the instance. Raises RuntimeError before a writer was met."""
 
-def refresh_views(readers: list[SnapshotReader], views: list[InstanceView], now_ns: int | None = None) -> None:
-    """SnapshotReader.refresh for every view (j,)."""
+def refresh_views(readers: list[SnapshotReader], views: list[InstanceView], now_ns: int | None = None, ages: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')] | None = None, states: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')] | None = None) -> None:
+    """
+    SnapshotReader.refresh for every view (j,).
+
+    ages (j,): becomes how long ago each snapshot was published [ns], -1 if there is none; states (j,): the value of each writer's SourceState. Raises ValueError for another number of views, ages or states.
+    """
 
 class SchedulerWatch:
     """

@@ -1,3 +1,4 @@
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -18,6 +19,7 @@ using namespace simcluster;
 
 namespace {
 
+using Numbers = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using MaybeNs = std::optional<std::int64_t>;
 std::int64_t or_now(const MaybeNs& now_ns) { return now_ns ? *now_ns : monotonic_ns(); }
 
@@ -64,9 +66,11 @@ void bind_reader(nb::module_& m) {
                              "yet.\n\n"
                              "Never waits: while the writer is too fast, or gone, the last good snapshot stays. A "
                              "writer that comes after another is met at the next read, at most 10 ms late. Instants "
-                             "become picoseconds since `epoch_ns` of CLOCK_MONOTONIC, which 64 bits hold for 106 days; "
-                             "earlier ones become 0. Raises ValueError for a bad name.")
-      .def(nb::init<const std::string&, std::int64_t>(), nb::arg("name"), nb::arg("epoch_ns") = 0)
+                             "become picoseconds of a clock that is 0 at `epoch_ns` of CLOCK_MONOTONIC and runs `speed` "
+                             "times as fast, which 64 bits hold for 106 days; earlier ones become 0. Raises ValueError "
+                             "for a bad name or speed.")
+      .def(nb::init<const std::string&, std::int64_t, double>(), nb::arg("name"), nb::arg("epoch_ns") = 0,
+           nb::arg("speed") = 1.0)
       .def(
           "read",
           [](SnapshotReader& r, const MaybeNs& now_ns) -> Read {
@@ -85,6 +89,7 @@ void bind_reader(nb::module_& m) {
       .def_prop_ro("state", &SnapshotReader::state, "The writer at the last read.")
       .def_prop_ro("age_ns", &SnapshotReader::age_ns, "How old the snapshot was at the last read [ns].")
       .def_prop_ro("epoch_ns", &SnapshotReader::epoch_ns)
+      .def_prop_ro("speed", &SnapshotReader::speed)
       .def_prop_ro("generation", [](const SnapshotReader& r) { return r.channel().generation(); },
                    "How many writers were met; a new one may have other options.")
       .def_prop_ro("num_changes", &SnapshotReader::num_changes, "Number of the snapshot, over all writers.")
@@ -99,15 +104,25 @@ void bind_reader(nb::module_& m) {
   m.def(
       "refresh_views",
       [](const nb::typed<nb::list, SnapshotReader>& readers, const nb::typed<nb::list, InstanceView>& views,
-         const MaybeNs& now_ns) {
-        if (readers.size() != views.size()) throw std::invalid_argument("one reader per view is needed");
+         const MaybeNs& now_ns, const std::optional<Numbers>& ages, const std::optional<Numbers>& states) {
+        const std::size_t count = readers.size();
+        if (count != views.size()) throw std::invalid_argument("one reader per view is needed");
+        if ((ages && ages->size() != count) || (states && states->size() != count)) {
+          throw std::invalid_argument("ages and states need one number per reader");
+        }
         const std::int64_t now = or_now(now_ns);
-        for (std::size_t j = 0; j < readers.size(); ++j) {
-          refresh(*nb::cast<SnapshotReader*>(readers[j]), *nb::cast<InstanceView*>(views[j]), now);
+        for (std::size_t j = 0; j < count; ++j) {
+          SnapshotReader& reader = *nb::cast<SnapshotReader*>(readers[j]);
+          refresh(reader, *nb::cast<InstanceView*>(views[j]), now);
+          if (ages) ages->data()[j] = reader.has_snapshot() ? reader.age_ns() : -1;
+          if (states) states->data()[j] = static_cast<std::int64_t>(reader.state());
         }
       },
-      nb::arg("readers"), nb::arg("views"), nb::arg("now_ns").none() = nb::none(),
-      "SnapshotReader.refresh for every view (j,).");
+      nb::arg("readers"), nb::arg("views"), nb::arg("now_ns").none() = nb::none(), nb::arg("ages").none() = nb::none(),
+      nb::arg("states").none() = nb::none(),
+      "SnapshotReader.refresh for every view (j,).\n\n"
+      "ages (j,): becomes how long ago each snapshot was published [ns], -1 if there is none; states (j,): the value of "
+      "each writer's SourceState. Raises ValueError for another number of views, ages or states.");
 }
 
 }  // namespace

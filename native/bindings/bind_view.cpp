@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "bindings.hpp"
+#include "snapshot_words.hpp"
 #include "view.hpp"
 
 namespace nb = nanobind;
@@ -116,6 +117,22 @@ void bind_snapshot(nb::module_& m) {
                   "stale, sampled, blocks, cached, preemptions, priority, arrival_time, status, unfinished prefill), "
                   "status 0 waiting, 1 running, 2 preempted. in_flight: batches (start [ps], prefills (tokens, context "
                   "before), decodes (context before), entries (index into requests or -1, tokens, sample index)).")
+      .def(
+          "to_bytes",
+          [](const Snapshot& s) {
+            const std::string bytes = to_bytes(s);
+            return nb::bytes(bytes.data(), bytes.size());
+          },
+          "Return the snapshot as bytes that from_bytes() of any machine takes.\n\n"
+          "Raises ValueError for more than two batches in flight.")
+      .def_static(
+          "from_bytes",
+          [](const nb::bytes& bytes) {
+            return std::make_shared<Snapshot>(from_bytes({bytes.c_str(), bytes.size()}));
+          },
+          nb::arg("bytes"),
+          "Return the snapshot that to_bytes() was called of; it restores and is estimated from alike.\n\n"
+          "Raises ValueError for bytes that are damaged, of another layout or no snapshot at all.")
       .def(
           "restore",
           [](const Snapshot& s, const SchedulerConfig& config, const StepTimeModel& step_time,

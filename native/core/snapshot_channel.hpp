@@ -10,18 +10,9 @@
 #include "engine.hpp"
 #include "shm_channel.hpp"
 #include "snapshot.hpp"
+#include "snapshot_words.hpp"
 
 namespace simcluster {
-
-// Instants of a snapshot [ps] as nanoseconds of CLOCK_MONOTONIC, of which 64 bits hold 292 years and picoseconds 106
-// days. `speed`: how many seconds of the instance pass in one of the clock.
-struct InstanceClock {
-  std::int64_t origin_ns = 0;  // the clock at the instance's 0
-  double speed = 1.0;
-  std::int64_t per_ns = 1000;  // 1: the instants are nanoseconds already
-
-  std::int64_t at(Picoseconds t) const;
-};
 
 class SnapshotWriter {
  public:
@@ -39,7 +30,7 @@ class SnapshotWriter {
   std::uint64_t num_published() const { return channel_.num_written(); }
 
  private:
-  std::size_t capacity_;
+  std::size_t capacity_, num_phases_;
   ShmWriter channel_;
   std::vector<std::uint64_t> record_;  // scratch
   Snapshot shot_;                      // likewise
@@ -47,9 +38,9 @@ class SnapshotWriter {
 
 class SnapshotReader {
  public:
-  // Instants are told as picoseconds since `epoch_ns` of CLOCK_MONOTONIC, earlier ones as 0. Throws
-  // std::invalid_argument for a bad name.
-  SnapshotReader(const std::string& name, std::int64_t epoch_ns);
+  // Instants are told as picoseconds of a clock that is 0 at `epoch_ns` of CLOCK_MONOTONIC and runs `speed` times as
+  // fast, earlier ones as 0. Throws std::invalid_argument for a bad name, or a speed that is not above 0.
+  explicit SnapshotReader(const std::string& name, std::int64_t epoch_ns = 0, double speed = 1.0);
 
   // Looks for news; true if the snapshot is another one than before. Never waits, whatever the writer does.
   bool poll(std::int64_t now_ns);
@@ -58,20 +49,19 @@ class SnapshotReader {
   const std::shared_ptr<const Snapshot>& snapshot();
 
   SourceState state() const { return channel_.state(); }
+  bool has_snapshot() const { return decoded_ ? snapshot_ != nullptr : !channel_.record().empty(); }
   std::int64_t age_ns() const { return polled_ns_ - published_ns_; }  // of the snapshot at the last poll
   std::uint64_t num_changes() const { return num_changes_; }  // a number per snapshot, over all writers
-  std::int64_t epoch_ns() const { return epoch_ns_; }
-  Picoseconds now() const { return since_epoch(polled_ns_); }
+  std::int64_t epoch_ns() const { return clock_.epoch_ns; }
+  double speed() const { return clock_.speed; }
+  Picoseconds now() const { return clock_.at(polled_ns_); }
   const ShmReader& channel() const { return channel_; }
   // The options of the instance whose snapshot this is; std::runtime_error before one was met.
   SchedulerConfig config() const;
 
  private:
-  Picoseconds since_epoch(std::int64_t ns) const;
-  bool decode(Snapshot& shot) const;
-
   ShmReader channel_;
-  std::int64_t epoch_ns_;
+  ReaderClock clock_;
   std::int64_t polled_ns_ = 0, published_ns_ = 0;
   std::uint64_t num_changes_ = 0;
   bool decoded_ = false;

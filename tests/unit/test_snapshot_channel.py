@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from engine_helpers import MS, Ask, config, start, u_step
@@ -74,6 +75,44 @@ def test_an_instance_that_runs_faster_than_the_clock_is_told_in_the_clocks_time(
     snapshot, age_ns, state = _native.SnapshotReader(fresh, 5 * 10**9).read(5 * 10**9 + 11 * 10**6)
     assert snapshot is not None
     assert (snapshot.boundary, age_ns, state) == (engine.snapshot().boundary // 10, 10**6, SourceState.live)
+
+
+@pytest.mark.parametrize("speed", [0.25, 1.0, 7.3, 60.0, 1000.0])
+def test_a_reader_as_fast_as_the_instance_tells_the_instances_own_time(speed: float) -> None:
+    asks = [Ask(at=7 * number, prompt=20 + number, output=20) for number in range(12)]
+    options = config(async_scheduling=True, max_num_seqs=6)
+    engine = start(options, *asks)
+    origin = 10**15
+    writer = _native.SnapshotWriter(fresh := fresh_name(), 16, options)
+    reader = _native.SnapshotReader(fresh, origin, speed)
+    assert reader.speed == speed
+    near, far = (_native.InstanceView(options, u_step(), 20, True) for _ in range(2))
+    exact_ps = 1000 if speed <= 1 else round(1000 * speed / 2)  # a nanosecond of the clock, to be rounded to
+    assert exact_ps < 10**6
+    in_flight = 0
+    for look in range(90, 700, 13):
+        engine.advance_to(look * MS + look)
+        now = origin + round(look * 10**6 / speed)
+        writer.publish(engine, origin, speed, now_ns=now)
+        snapshot, age_ns, _ = reader.read(now)
+        true = engine.snapshot()
+        assert snapshot is not None
+        assert age_ns == 0
+        assert abs(snapshot.boundary - true.boundary) <= exact_ps
+        assert abs(snapshot.taken_at - true.taken_at) <= exact_ps + look
+        near.refresh(true)
+        reader.refresh(far, now)
+        arrival = (look + 1) * MS
+        first = [view.simulate_first_token(99, 30, 10, arrival) for view in (near, far)]
+        assert abs(first[0] - first[1]) <= exact_ps
+        in_flight += true.boundary < true.taken_at
+    assert in_flight > 10
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_clock_that_does_not_run_is_refused(speed: float) -> None:
+    with pytest.raises(ValueError, match="speed must be above 0 and finite"):
+        _native.SnapshotReader(fresh_name(), 0, speed)
 
 
 def test_a_killed_writer_is_noticed_and_its_successor_met() -> None:
@@ -144,3 +183,25 @@ def test_many_views_are_refreshed_in_one_call() -> None:
     assert readers[4].state == SourceState.live  # it has said nothing yet
     with pytest.raises(ValueError, match="one reader per view"):
         _native.refresh_views(readers, views[1:])
+
+
+def test_ages_and_states_come_with_the_refreshing_of_many_views() -> None:
+    engine = start(config(), Ask(at=0, prompt=20, output=30))
+    names = [fresh_name() for _ in range(4)]
+    writers = [_native.SnapshotWriter(name, 8, config()) for name in names[:3]]  # the last has none yet
+    for number, writer in enumerate(writers[:2]):
+        writer.publish(engine, now_ns=100 + number)
+    readers = [_native.SnapshotReader(name) for name in names]
+    views = [_native.InstanceView(config(), u_step(), 10, True) for _ in names]
+    ages, states = np.full(4, 77), np.full(4, 77)
+    _native.refresh_views(readers, views, 1000, ages, states)
+    live, missing = SourceState.live.value, SourceState.missing.value
+    assert ages.tolist() == [900, 899, -1, -1]
+    assert states.tolist() == [live, live, live, missing]
+    writers[0].close()
+    _native.refresh_views(readers, views, 3000, states=states)
+    assert states.tolist() == [SourceState.closed.value, live, live, missing]
+    assert ages.tolist() == [900, 899, -1, -1]
+    for short in ({"ages": ages[1:]}, {"states": states[1:]}):
+        with pytest.raises(ValueError, match="one number per reader"):
+            _native.refresh_views(readers, views, **short)
