@@ -12,11 +12,14 @@ from rich.table import Table
 
 from simcluster.errors import ConfigError
 from simcluster.experiment.build import build_world
+from simcluster.live.endpoints import Endpoint, endpoints
 from simcluster.live.mock.run import MockCluster, serve
 from simcluster.predict.tokens import load_tokens
 from simcluster.scenario import load_scenario, override
 
 __all__ = ["mock"]
+
+_PORT, _LAST_PORT = 8100, 65535
 
 
 def mock(
@@ -26,8 +29,14 @@ def mock(
     ] = 1.0,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65000, help="Port of the first instance, then counting up; 0: free ones.")
-    ] = 8100,
+        int | None,
+        typer.Option(
+            min=0,
+            max=65000,
+            help="Port of the first instance, then counting up; 0: free ones; default: those of the instances' urls "
+            f"on this machine, else {_PORT}.",
+        ),
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Take lengths of answers from this trace instead of the scenario's workload.")
     ] = None,
@@ -40,7 +49,8 @@ def mock(
 
     The engines are those of `simcluster run`, in wall-clock time. A request whose X-Request-Id is in the trace gets
     the answer length and the ending that the trace has for it; any other ends at its max_tokens, or without one at
-    the instance's mean answer length. Stop with Ctrl-C; then it says how many steps were told of late.
+    the instance's mean answer length. An instance with `snapshot: shm:NAME` publishes its state there, as vLLM with
+    simcluster's scheduler class does. Stop with Ctrl-C; then it says how many steps were told of late.
 
     Examples:
     * `simcluster mock quickstart`
@@ -54,10 +64,11 @@ def mock(
     tokenizer = loaded.routing.tokenizer
     world = build_world(loaded, path)
     tokens = load_tokens(None if tokenizer is None else path.parent / tokenizer)
-    cluster = MockCluster(world=world, tokens=tokens, speed=speed)
-    if port + len(world.instances) > 65535:
-        raise ConfigError(f"--port {port}; {len(world.instances)} instances need ports up to 65535; give a smaller one")
-    asyncio.run(serve(cluster, host, port, lambda ready: _say_ready(ready, as_json=as_json, quiet=quiet)))
+    places = endpoints(loaded, path)
+    cluster = MockCluster(world=world, tokens=tokens, speed=speed, channels=[each.channel for each in places])
+    asyncio.run(
+        serve(cluster, host, _ports(places, port), lambda ready: _say_ready(ready, as_json=as_json, quiet=quiet))
+    )
     report = cluster.report()
     if as_json:
         sys.stdout.write(json.dumps(report) + "\n")
@@ -68,18 +79,32 @@ def mock(
         sys.stdout.write(f"{ends}; {report['steps']:,} steps{told}\n")
 
 
+def _ports(places: list[Endpoint], first: int | None) -> list[int]:
+    """Return where each instance listens: as its url says, unless `--port` was given."""
+    if first == 0:
+        return [0] * len(places)
+    if (first or _PORT) + len(places) > _LAST_PORT:
+        raise ConfigError(
+            f"--port {first or _PORT}; {len(places)} instances need ports up to 65535; give a smaller one"
+        )
+    counted = [(first or _PORT) + number for number in range(len(places))]
+    if first is not None:
+        return counted
+    return [each.local_port or other for each, other in zip(places, counted, strict=True)]
+
+
 def _say_ready(cluster: MockCluster, *, as_json: bool, quiet: bool) -> None:
     rows = [
-        {"name": spec.name, "model": spec.model, "url": url}
-        for spec, url in zip(cluster.world.instances, cluster.urls, strict=True)
+        {"name": spec.name, "model": spec.model, "url": url, "snapshot": f"shm:{channel}" if channel else None}
+        for spec, url, channel in zip(cluster.world.instances, cluster.urls, cluster.channels, strict=True)
     ]
     if as_json:
         sys.stdout.write(json.dumps({"instances": rows, "speed": cluster.speed}) + "\n")
         sys.stdout.flush()
     elif not quiet:
         table = Table(title=f"listening, {cluster.speed:g} simulated seconds per second", title_justify="left")
-        for heading in ("instance", "model", "url"):
+        for heading in ("instance", "model", "url", "snapshot"):
             table.add_column(heading)
         for row in rows:
-            table.add_row(row["name"], row["model"], row["url"])
+            table.add_row(row["name"], row["model"], row["url"], row["snapshot"] or "")
         Console().print(table)

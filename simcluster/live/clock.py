@@ -4,7 +4,7 @@ import asyncio
 import math
 
 from simcluster import _native
-from simcluster.units import PS_PER_S
+from simcluster.units import PS_PER_S, ns_from_seconds
 
 __all__ = ["LiveClock"]
 
@@ -24,6 +24,11 @@ class LiveClock:
         self._loop = asyncio.get_running_loop()
         self._start_s = self._loop.time()
         self.speed = speed
+
+    @property
+    def origin_ns(self) -> int:
+        """The event loop's clock at 0 [ns]; on Linux that is CLOCK_MONOTONIC, as published snapshots have it."""
+        return ns_from_seconds(self._start_s)
 
     def now_ps(self) -> int:
         """Return this instant [ps]."""

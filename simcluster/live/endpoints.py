@@ -11,6 +11,7 @@ __all__ = ["METRICS", "NOTHING", "SHARED_MEMORY", "Endpoint", "endpoints", "requ
 
 SHARED_MEMORY, METRICS, NOTHING = "shm", "metrics", "none"
 _LAST_PORT = 65535
+_LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,12 @@ class Endpoint:
     url: str | None
     source: str
     channel: str = ""
+
+    @property
+    def local_port(self) -> int | None:
+        """Its port, if it is on this machine."""
+        parts = urllib.parse.urlsplit(self.url or "")
+        return parts.port if parts.hostname in _LOCAL else None
 
 
 def endpoints(scenario: Scenario, path: Path) -> list[Endpoint]:

@@ -2,84 +2,25 @@
 
 import asyncio
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from mock_servers import Client, against, prompt, running, small_world
 from simcluster import _native
+from simcluster.backends.vllm_publisher import request_key
+from simcluster.errors import ConfigError
 from simcluster.live.mock.hosted_engine import Stream
 from simcluster.live.mock.run import MockCluster
 from simcluster.predict.tokens import EstimatedTokens
-from simcluster.world import World
-from small_cluster import make_world, scenario_data
-
-COLUMNS = {
-    "request_id": ["r0", "r1", "r2"],
-    "arrival_s": [0.0, 0.1, 0.2],
-    "prompt_tokens": [10, 20, 30],
-    "output_tokens": [5, 9, 4],
-    "finish": ["eos", "eos", "length"],
-}
-FAST = 50.0  # simulated seconds per second: a step of 20 ms takes 0.4 ms
-
-
-def small_world(folder: Path, instances: int = 1) -> World:
-    return make_world(folder, COLUMNS, scenario_data(instances))[1]
-
-
-class Client:
-    """Talks to one instance of a mock cluster."""
-
-    def __init__(self, cluster: MockCluster, session: aiohttp.ClientSession) -> None:
-        self.cluster, self.session, self.url = cluster, session, cluster.urls[0]
-
-    async def post(self, path: str, body: Any, request_id: str | None = None) -> tuple[int, Any]:
-        headers = {} if request_id is None else {"X-Request-Id": request_id}
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.session.post(self.url + path, data=data, headers=headers) as response:
-            return response.status, await response.json()
-
-    async def stream(self, path: str, body: dict[str, Any], request_id: str | None = None) -> list[Any]:
-        headers = {} if request_id is None else {"X-Request-Id": request_id}
-        async with self.session.post(self.url + path, json=body | {"stream": True}, headers=headers) as response:
-            assert response.status == 200
-            assert response.content_type == "text/event-stream"
-            text = await response.text()
-        events = text.split("\n\n")
-        assert events[-2:] == ["data: [DONE]", ""]
-        return [json.loads(each.removeprefix("data: ")) for each in events[:-2]]
-
-
-@asynccontextmanager
-async def running(world: World, speed: float = FAST) -> AsyncIterator[Client]:
-    cluster = MockCluster(world=world, tokens=EstimatedTokens(), speed=speed)
-    await cluster.start("127.0.0.1", 0)
-    try:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            yield Client(cluster, session)
-    finally:
-        await cluster.stop()
-
-
-def against(world: World, check: Callable[[Client], Awaitable[None]], speed: float = FAST) -> None:
-    """Run a check against a cluster."""
-
-    async def main() -> None:
-        async with running(world, speed) as client:
-            await asyncio.wait_for(check(client), 60)
-
-    asyncio.run(main())
-
-
-def prompt(count: int, **more: Any) -> dict[str, Any]:
-    return {"model": "M", "prompt": list(range(count)), **more}
+from small_cluster import scenario_data
 
 
 def test_an_answer_is_as_long_as_the_trace_has_it_for_this_request(tmp_path: Path) -> None:
@@ -287,3 +228,110 @@ def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
             assert "give another --port" in errors.decode()
 
     asyncio.run(main())
+
+
+def test_c008_a_prompt_near_the_context_is_clipped_and_one_that_fills_it_refused_before_any_event(
+    tmp_path: Path,
+) -> None:
+    """max_model_len 64, stream, no EOS: (prompt, max_tokens) -> tokens, or 400 before anything streams."""
+
+    async def check(client: Client) -> None:
+        usage = {"ignore_eos": True, "stream_options": {"include_usage": True}}
+        for more in ({"max_tokens": 10}, {}):
+            *chunks, last = await client.stream("/v1/completions", prompt(60, **usage, **more))
+            assert "".join(each["choices"][0]["text"] for each in chunks) == " tok" * 4
+            assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+            assert last["usage"]["completion_tokens"] == 4
+        for length, limit in ((64, 1), (60, 65)):
+            status, answer = await client.post("/v1/completions", prompt(length, max_tokens=limit, stream=True))
+            assert (status, answer["error"]["code"]) == (400, 400)
+
+    engine = {"max_model_len": 64, "max_num_batched_tokens": 64}
+    against(small_world(tmp_path, [{"engine": engine}]), check)
+
+
+def test_snapshots_show_the_requests_of_an_engine_by_the_ids_of_their_clients(tmp_path: Path) -> None:
+    name = f"test-mock-{os.getpid()}"
+    reader = _native.SnapshotReader(name)
+
+    def resident() -> list[int]:
+        return reader.read()[0].request_ids
+
+    async def check(client: Client) -> None:
+        _, _, state = reader.read()
+        assert state == _native.SourceState.live
+        assert resident() == []
+        body = prompt(10, max_tokens=3000, stream=True)
+        url = client.url + "/v1/completions"
+        async with client.session.post(url, json=body, headers={"X-Request-Id": "one"}) as first:
+            await first.content.readline()
+            assert resident() == [request_key("one")]
+            assert reader.config.num_gpu_blocks == 1001
+            async with client.session.post(url, json=body, headers={"X-Request-Id": "one"}) as again:
+                await again.content.readline()
+                assert len(set(resident())) == 2, "a retry of a request that is still there is another one"
+        for _ in range(500):
+            if not resident():
+                break
+            await asyncio.sleep(0.01)
+        assert resident() == []
+
+    against(small_world(tmp_path), check, channels=[name])
+    assert reader.read()[2] == _native.SourceState.closed
+
+
+def test_a_taken_channel_is_one_clear_line(tmp_path: Path) -> None:
+    name = f"test-mock-taken-{os.getpid()}"
+
+    async def check(_: Client) -> None:
+        other = MockCluster(world=small_world(tmp_path), tokens=EstimatedTokens(), channels=[name])
+        with pytest.raises(ConfigError, match=rf"^a: .*{name}: another process publishes .* take another name$"):
+            await other.start("127.0.0.1", 0)
+
+    against(small_world(tmp_path), check, channels=[name])
+
+
+def test_the_command_listens_where_the_scenario_says_that_its_instances_are(tmp_path: Path) -> None:
+    with socket.socket() as one, socket.socket() as two:
+        for each in (one, two):
+            each.bind(("127.0.0.1", 0))
+        ports = [each.getsockname()[1] for each in (one, two)]
+    channel = f"test-command-{os.getpid()}"
+    places = [
+        {"url": f"http://127.0.0.1:{ports[0]}", "snapshot": f"shm:{channel}"},
+        {"url": f"http://localhost:{ports[1]}"},
+    ]
+    small_world(tmp_path)
+    file = tmp_path / "small.yaml"
+    file.write_text(json.dumps(scenario_data(places)), encoding="utf-8")
+    command = [sys.executable, "-m", "simcluster", "mock", str(file), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ready = json.loads(process.stdout.readline())["instances"]
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
+    assert [each["url"] for each in ready] == [f"http://127.0.0.1:{port}" for port in ports]
+    assert [each["snapshot"] for each in ready] == [f"shm:{channel}", None]
+    assert _native.SnapshotReader(channel).read()[2] in (_native.SourceState.missing, _native.SourceState.closed)
+
+
+def test_metrics_count_tokens_as_they_come_and_clients_that_left(tmp_path: Path) -> None:
+    async def check(client: Client) -> None:
+        await client.post("/v1/completions", prompt(10, max_tokens=7), "x")
+        body = prompt(10, max_tokens=3000, stream=True)
+        async with client.session.post(client.url + "/v1/completions", json=body) as response:
+            await response.content.readline()
+            lines = await client.metrics()
+            assert lines["vllm:generation_tokens_total"] >= 8
+            assert lines["vllm:num_requests_running"] == 1
+        for _ in range(500):
+            lines = await client.metrics()
+            if lines.get("vllm:request_success_total abort"):
+                break
+            await asyncio.sleep(0.01)
+        assert lines["vllm:request_success_total abort"] == 1
+        assert client.cluster.report()["requests"] == {"abort": 1, "length": 1}
+
+    against(small_world(tmp_path), check)

@@ -1,11 +1,13 @@
 """A simulated engine in wall-clock time: it wakes at every step end, and streams get their tokens."""
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from simcluster import _native
+from simcluster.backends.vllm_publisher import request_key
 from simcluster.instance import InstanceSpec, TrueModel
 from simcluster.live.clock import LiveClock
 from simcluster.units import PS_PER_S
@@ -29,7 +31,7 @@ class Stream:
         sent_ps: when the server got it [ps].
         prompt_tokens: its length [tokens].
         tokens: so many have come.
-        finish: why it ended: `stop`, `length` or `failed`; None before.
+        finish: why it ended: `stop`, `length`, `failed`, or `abort` when its client has left; None before.
         scheduled_ps: when it was first scheduled [ps].
         first_token_ps: when the first token was out [ps].
         end_ps: when the last one was [ps].
@@ -62,7 +64,8 @@ class HostedEngine:
         engine: the native engine.
         num_steps: steps that have ended.
         on_end: who is told of every request that has ended.
-        lateness_ps: how late each was [simulated ps], the newest ones.
+        num_tokens: tokens that clients were sent.
+        lateness_ps: how late each step was told of [simulated ps], the newest ones.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class HostedEngine:
         true_model: TrueModel,
         clock: LiveClock,
         on_end: Callable[[Stream], None],
-        on_step: Callable[["HostedEngine"], None] = lambda _: None,
+        on_change: Callable[[_native.Engine], None] = lambda _: None,
     ) -> None:
         """Host an engine.
 
@@ -80,21 +83,21 @@ class HostedEngine:
             true_model: how fast it is.
             clock: the time of all engines of a cluster.
             on_end: is told of every request that has ended.
-            on_step: is called after the state has changed, for publishing.
+            on_change: is given the engine after its state has changed, for publishing.
         """
         self.spec = spec
         self.engine = _native.Engine(
             spec.engine, true_model.step_time, true_model.noise, record_tokens=True, record_steps=True
         )
-        self.num_steps = 0
+        self.num_steps = self.num_tokens = 0
         self.lateness_ps: deque[int] = deque(maxlen=1_000_000)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self.on_end = [on_end]
-        self._on_step = on_step
+        self._on_change = on_change
         self._streams: dict[int, Stream] = {}
+        self._inside: set[int] = set()  # keys that the engine has, those of clients who have just left among them
         self._outbox: deque[tuple[int, int, int, int, int]] = deque()  # (seen [ps], id, value, kind, reason)
-        self._next_id = 0
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = float("inf")
 
@@ -104,11 +107,19 @@ class HostedEngine:
         return len(self._streams)
 
     def submit(
-        self, prompt_tokens: int, output_tokens: int, max_tokens: int, *, ends_by_length: bool, priority: int = 0
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        max_tokens: int,
+        *,
+        ends_by_length: bool,
+        priority: int = 0,
     ) -> tuple[int, Stream] | None:
         """Send a request to the engine, now.
 
         Args:
+            request_id: the client's; snapshots have its `request_key`, as those of vLLM do.
             prompt_tokens: 1 or more.
             output_tokens: tokens after which it ends by itself.
             max_tokens: its limit, -1 for the context's.
@@ -116,26 +127,37 @@ class HostedEngine:
             priority: smaller is served earlier.
 
         Returns:
-            A number for `cancel`, and the stream; None if the engine rejects it.
+            A key for `cancel`, and the stream; None if the engine rejects it.
         """
         now = max(self._clock.now_ps(), self.engine.now)
         self._turn(now)  # what has ended by now is told before, so that time only goes forward
-        number = self._next_id
-        self._next_id += 1
+        key = self._free_key(request_id)
         at = self.spec.engine_arrival_ps(now, prompt_tokens)
         if not self.engine.submit(
-            number, prompt_tokens, output_tokens, at, max_tokens, ends_by_length, priority, arrival_time=now
+            key, prompt_tokens, output_tokens, at, max_tokens, ends_by_length, priority, arrival_time=now
         ):
             self.engine.take_events()
             return None
-        stream = self._streams[number] = Stream(sent_ps=now, prompt_tokens=prompt_tokens)
+        self._inside.add(key)
+        stream = self._streams[key] = Stream(sent_ps=now, prompt_tokens=prompt_tokens)
+        self._on_change(self.engine)
         self._arm()
-        return number, stream
+        return key, stream
 
-    def cancel(self, number: int) -> None:
+    def _free_key(self, request_id: str) -> int:
+        """Return the key of an id; one that the engine has already, as after a retry, gets another."""
+        names = itertools.chain([request_id], (f"{request_id}#{number}" for number in itertools.count(2)))
+        return next(key for key in map(request_key, names) if key not in self._inside)
+
+    def cancel(self, key: int) -> None:
         """Note that the client has left; nothing happens if the request has ended."""
-        if self._streams.pop(number, None) is not None:
-            self.engine.cancel(number, max(self._clock.now_ps(), self.engine.now))
+        stream = self._streams.pop(key, None)
+        if stream is not None:
+            now = max(self._clock.now_ps(), self.engine.now)
+            self.engine.cancel(key, now)
+            stream.finish, stream.end_ps = "abort", now
+            self._ended(stream)
+            self._on_change(self.engine)
             self._arm()
 
     def close(self) -> None:
@@ -150,16 +172,18 @@ class HostedEngine:
 
     def _turn(self, now: int) -> None:
         before = self.engine.num_steps
+        changes = self.engine.next_change <= now
         self.engine.advance_to(now)
         hop = self.spec.output_hop_ps
-        for number, at, value, kind, reason in self.engine.take_events().tolist():
-            if kind == _SCHEDULED and number in self._streams:
-                self._streams[number].scheduled_ps = at
+        for key, at, value, kind, reason in self.engine.take_events().tolist():
+            if kind == _SCHEDULED and key in self._streams:
+                self._streams[key].scheduled_ps = at
             elif kind in _SEEN:
-                self._outbox.append((at + hop, number, value, kind, reason))
+                self._outbox.append((at + hop, key, value, kind, reason))
         if self.engine.num_steps != before:
             self._account(now)
-            self._on_step(self)
+        if changes:
+            self._on_change(self.engine)
         while self._outbox and self._outbox[0][0] <= now:
             self._tell(*self._outbox.popleft())
 
@@ -187,20 +211,26 @@ class HostedEngine:
         self._timer, self._due_s = None, float("inf")
         self.wake()
 
-    def _tell(self, at: int, number: int, value: int, kind: int, reason: int) -> None:
-        stream = self._streams.get(number)
+    def _tell(self, at: int, key: int, value: int, kind: int, reason: int) -> None:
+        if kind in (_FINISHED, _FAILED):  # nothing more of it comes
+            self._inside.discard(key)
+        stream = self._streams.get(key)
         if stream is None:  # its client has left
             return
         if kind in (_FINISHED, _FAILED):
-            del self._streams[number]
+            del self._streams[key]
             stream.end_ps = at
             stream.finish = "failed" if kind == _FAILED else "stop" if reason == _STOP else "length"
-            for told in self.on_end:
-                told(stream)
+            self._ended(stream)
         else:
             stream.first_token_ps = at if stream.first_token_ps is None else stream.first_token_ps
+            self.num_tokens += value - stream.tokens
             stream.tokens = value
         stream.changed()
+
+    def _ended(self, stream: Stream) -> None:
+        for told in self.on_end:
+            told(stream)
 
     def share_late(self, tolerance_s: float) -> float | None:
         """Return the share of steps that were told of more than so many simulated seconds late; None before any."""

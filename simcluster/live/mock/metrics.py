@@ -54,26 +54,29 @@ class MockMetrics:
         self._queue = self._histogram("vllm:request_queue_time_seconds", "From arrival to the first step.")
         self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.")
         self._tpot = self._histogram("vllm:request_time_per_output_token_seconds", "Mean time between tokens.")
+        self._queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self._hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         info = {
             "block_size": str(hosted.spec.engine.block_size),
             "num_gpu_blocks": str(hosted.spec.engine.num_gpu_blocks),
+            "enable_prefix_caching": str(hosted.spec.engine.enable_prefix_caching),
+            "engine": "0",
         }
-        Gauge("vllm:cache_config_info", "The KV cache.", [*self._labels, *info], registry=self._registry).labels(
-            *self._labels.values(), *info.values()
+        Gauge("vllm:cache_config_info", "The KV cache.", list(info), registry=self._registry).labels(
+            *info.values()
         ).set(1)
-        self._seen_preemptions = 0
+        self._told: dict[Counter, int] = {}
 
     def ended(self, stream: Stream) -> None:
         """Count a request that has ended."""
         self._success.labels(*self._labels.values(), stream.finish or "abort").inc()
-        self._output.inc(stream.tokens)
         if stream.first_token_ps is None:
             return
         self._prompt.inc(stream.prompt_tokens)
         self._ttft.observe((stream.first_token_ps - stream.sent_ps) / PS_PER_S)
         if stream.scheduled_ps is not None:
             self._queue.observe((stream.scheduled_ps - stream.sent_ps) / PS_PER_S)
-        if stream.end_ps is not None:
+        if stream.end_ps is not None and stream.finish in ("stop", "length"):
             self._e2e.observe((stream.end_ps - stream.sent_ps) / PS_PER_S)
             if stream.tokens > 1:
                 self._tpot.observe((stream.end_ps - stream.first_token_ps) / (stream.tokens - 1) / PS_PER_S)
@@ -85,8 +88,15 @@ class MockMetrics:
         self._running.set(engine.num_running)
         self._waiting.set(engine.num_waiting + engine.num_pending)
         self._usage.set(1 - engine.num_free_blocks / usable)
-        self._preempted.inc(engine.num_preemptions - self._seen_preemptions)
-        self._seen_preemptions = engine.num_preemptions
+        queries, hits = engine.prefix_stats[:2]
+        for counter, value in (
+            (self._preempted, engine.num_preemptions),
+            (self._output, self._hosted.num_tokens),
+            (self._queries, queries),
+            (self._hits, hits),
+        ):
+            counter.inc(value - self._told.get(counter, 0))
+            self._told[counter] = value
         return generate_latest(self._registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
+from simcluster import _native
 from simcluster.errors import ConfigError
+from simcluster.instance import InstanceSpec
 from simcluster.live.clock import LiveClock
 from simcluster.live.mock.hosted_engine import HostedEngine, Stream
 from simcluster.live.mock.lengths import Lengths
@@ -22,6 +24,9 @@ from simcluster.world import World
 
 __all__ = ["MockCluster", "serve"]
 
+Publish = Callable[[_native.Engine], None]
+
+_CAPACITY = 4096  # requests in a published snapshot; what finds no room is counted
 _GRACE_S = 2.0  # for open answers when the servers stop
 
 
@@ -33,6 +38,7 @@ class MockCluster:
         world: the instances and the truth about requests.
         tokens: counts the tokens of prompts that come as text.
         speed: simulated seconds per second.
+        channels: (j,) shared memory where each publishes its snapshots, "" for none; left out: nobody does.
         urls: (j,) where each instance listens, once started.
         ended: how many requests ended, by how.
     """
@@ -40,37 +46,67 @@ class MockCluster:
     world: World
     tokens: Tokens
     speed: float = 1.0
+    channels: Sequence[str] = ()
     urls: list[str] = field(default_factory=list)
     ended: dict[str, int] = field(default_factory=dict)
     hosts: list[HostedEngine] = field(default_factory=list)
     _ttft_s: list[float] = field(default_factory=list)
     _exit: AsyncExitStack = field(default_factory=AsyncExitStack)
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen; with port 0 the system chooses the ports, else they count up from it.
+    async def start(self, host: str, port: int | Sequence[int]) -> None:
+        """Listen.
+
+        Args:
+            host: where.
+            port: of each instance, or of the first, counting up; 0: a free one, for each.
 
         Raises:
-            ConfigError: a port is taken.
+            ConfigError: a port or a shared memory is taken.
         """
         clock = LiveClock(self.speed)
-        for spec, model in zip(self.world.instances, self.world.true_models, strict=True):
-            hosted = HostedEngine(spec, model, clock, self._note_end)
-            server = MockServer(hosted, Lengths(self.world, spec.index), MockMetrics(hosted), self.tokens)
-            hosted.on_end.append(server.metrics.ended)
-            self._exit.callback(hosted.close)
-            runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=_GRACE_S)
-            await runner.setup()
-            self._exit.push_async_callback(runner.cleanup)
-            wanted = port + spec.index if port else 0
-            site = web.TCPSite(runner, host, wanted, backlog=4096)
-            try:
-                await site.start()
-            except OSError as error:
-                await self.stop()
-                raise ConfigError(f"{host}:{wanted} ({spec.name}): {error.strerror}; give another --port") from None
-            shown = f"[{host}]" if ":" in host else host
-            self.urls.append(f"http://{shown}:{runner.addresses[0][1]}")
-            self.hosts.append(hosted)
+        ports = [port and port + number for number in range(len(self._specs))] if isinstance(port, int) else port
+        channels = self.channels or ("",) * len(self._specs)
+        try:
+            for spec, wanted, channel in zip(self._specs, ports, channels, strict=True):
+                publish = self._publisher(spec, channel, clock)
+                await self._open(spec, clock, publish, host, wanted)
+        except ConfigError:
+            await self.stop()
+            raise
+
+    async def _open(self, spec: InstanceSpec, clock: LiveClock, publish: Publish, host: str, port: int) -> None:
+        """Host one instance and let it listen."""
+        hosted = HostedEngine(spec, self.world.true_models[spec.index], clock, self._note_end, publish)
+        server = MockServer(hosted, Lengths(self.world, spec.index), MockMetrics(hosted), self.tokens)
+        hosted.on_end.append(server.metrics.ended)
+        publish(hosted.engine)
+        self._exit.callback(hosted.close)
+        runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=_GRACE_S)
+        await runner.setup()
+        self._exit.push_async_callback(runner.cleanup)
+        try:
+            await web.TCPSite(runner, host, port, backlog=4096).start()
+        except OSError as error:
+            raise ConfigError(f"{host}:{port} ({spec.name}): {error.strerror}; give another --port") from None
+        shown = f"[{host}]" if ":" in host else host
+        self.urls.append(f"http://{shown}:{runner.addresses[0][1]}")
+        self.hosts.append(hosted)
+
+    def _publisher(self, spec: InstanceSpec, channel: str, clock: LiveClock) -> Publish:
+        """Return what publishes an engine's state; nothing where nobody reads it."""
+        if not channel:
+            return lambda _: None
+        try:
+            writer = _native.SnapshotWriter(channel, _CAPACITY, spec.engine)
+        except (ValueError, RuntimeError) as error:
+            raise ConfigError(f"{spec.name}: {error}") from None
+        self._exit.callback(writer.close)
+        origin_ns, speed = clock.origin_ns, self.speed
+        return lambda engine: writer.publish(engine, origin_ns, speed)
+
+    @property
+    def _specs(self) -> tuple[InstanceSpec, ...]:
+        return self.world.instances
 
     async def stop(self) -> None:
         """Stop listening; open answers get a moment to end."""
@@ -104,11 +140,13 @@ class MockCluster:
         }
 
 
-async def serve(cluster: MockCluster, host: str, port: int, on_ready: Callable[[MockCluster], None]) -> None:
-    """Serve until SIGINT or SIGTERM.
+async def serve(
+    cluster: MockCluster, host: str, port: int | Sequence[int], on_ready: Callable[[MockCluster], None]
+) -> None:
+    """Serve until SIGINT or SIGTERM; the arguments are those of `MockCluster.start`.
 
     Raises:
-        ConfigError: a port is taken.
+        ConfigError: a port or a shared memory is taken.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -85,8 +85,8 @@ class MockServer:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         asked = parse_request(request.path, await request.read())
         given = request.headers.get("X-Request-Id")
-        number, stream = self._submit(asked, given)
         name = given or uuid.uuid4().hex
+        key, stream = self._submit(asked, given, name)
         prefix = "chatcmpl" if asked.kind == "chat" else "cmpl"
         reply = Reply(asked.kind, f"{prefix}-{name}", asked.model, int(time.time()))
         try:
@@ -94,9 +94,9 @@ class MockServer:
                 return await _in_chunks(request, stream, reply, include_usage=asked.include_usage)
             return await _in_one_piece(stream, reply)
         finally:
-            self.hosted.cancel(number)  # the client has left; nothing to do if the request has ended
+            self.hosted.cancel(key)  # the client has left; nothing to do if the request has ended
 
-    def _submit(self, asked: Asked, request_id: str | None) -> tuple[int, Stream]:
+    def _submit(self, asked: Asked, given: str | None, name: str) -> tuple[int, Stream]:
         spec = self.hosted.spec
         if asked.model not in (spec.model, spec.name):
             raise ApiError(404, f"The model `{asked.model}` does not exist; must be {spec.model}", "model")
@@ -110,8 +110,9 @@ class MockServer:
             raise ApiError(
                 400, f"max_tokens = {asked.max_tokens}; the maximum context length is {limit} tokens", "max_tokens"
             )
-        answer = self.lengths.of(request_id, asked)
+        answer = self.lengths.of(given, asked)
         sent = self.hosted.submit(
+            name,
             prompt,
             answer.output_tokens,
             answer.max_tokens,
