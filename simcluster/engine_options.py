@@ -12,7 +12,7 @@ from simcluster import _native
 from simcluster.card import Card
 from simcluster.errors import ConfigError
 
-__all__ = ["EngineOptions", "resolve_engine_options"]
+__all__ = ["EngineOptions", "resolve_engine_options", "with_options"]
 
 _Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 _CountOrOff = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -127,3 +127,13 @@ def _warnings(native: _native.SchedulerConfig, options: EngineOptions, card: Car
     if card.device == "CPU" and options.async_scheduling:
         warnings.append(f"{where}.async_scheduling = true; vLLM's CPU backend always runs the synchronous loop")
     return warnings
+
+
+def with_options(native: _native.SchedulerConfig, **changes: object) -> _native.SchedulerConfig:
+    """Return a copy of resolved options with some of them changed."""
+    copy = _native.SchedulerConfig()
+    for name, value in vars(_native.SchedulerConfig).items():
+        if isinstance(value, property):
+            setattr(copy, name, changes.pop(name, getattr(native, name)))
+    assert not changes, f"no options: {changes}"
+    return copy

@@ -16,6 +16,7 @@ from simcluster.cli import (
     paper,
     policy,
     predictors,
+    router,
     run,
     scenario,
     sweep,
@@ -50,6 +51,7 @@ app.add_typer(conformance.app, name="conformance")
 app.add_typer(trace.app, name="trace")
 app.command("bench")(bench.bench)
 app.command("mock", no_args_is_help=True)(mock.mock)
+app.add_typer(router.app, name="router")
 app.add_typer(predictors.app, name="predictors")
 app.add_typer(calibrate.app, name="calibrate")
 

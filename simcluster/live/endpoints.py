@@ -29,6 +29,11 @@ class Endpoint:
     channel: str = ""
 
     @property
+    def label(self) -> str:
+        """The source as a scenario writes it."""
+        return f"{self.source}:{self.channel}" if self.channel else self.source
+
+    @property
     def local_port(self) -> int | None:
         """Its port, if it is on this machine."""
         parts = urllib.parse.urlsplit(self.url or "")

@@ -1,6 +1,7 @@
 """The OpenAI-compatible API as vLLM speaks it: what requests may hold, answers in one piece and in chunks, errors."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +23,14 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 DONE = b"data: [DONE]\n\n"
 MOST_BODY_BYTES = 64 * 2**20
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
-_NAMES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
+_NAMES = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    500: "InternalServerError",
+    502: "BadGatewayError",
+    503: "ServiceUnavailableError",
+    504: "GatewayTimeoutError",
+}
 
 Kind = Literal["chat", "completion"]
 
@@ -33,18 +41,22 @@ class ApiError(Exception):
     Attributes:
         status: HTTP status.
         param: the field of the body that is wrong, or None.
+        headers: further headers of the answer.
     """
 
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         """Make an error.
 
         Args:
             status: HTTP status.
             message: what was found, what is allowed.
             param: the field of the body that is wrong.
+            headers: further headers of the answer.
         """
         super().__init__(message)
-        self.status, self.param = status, param
+        self.status, self.param, self.headers = status, param, dict(headers or {})
 
 
 def error_body(error: ApiError) -> dict[str, Any]:

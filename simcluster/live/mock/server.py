@@ -2,12 +2,12 @@
 
 import time
 import uuid
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
 
 import simcluster
+from simcluster.live.api_errors import answer_errors
 from simcluster.live.mock.hosted_engine import HostedEngine, Stream
 from simcluster.live.mock.lengths import Lengths
 from simcluster.live.mock.metrics import MockMetrics
@@ -49,7 +49,7 @@ class MockServer:
 
     def app(self) -> web.Application:
         """Return the application."""
-        app = web.Application(client_max_size=MOST_BODY_BYTES, middlewares=[_errors])
+        app = web.Application(client_max_size=MOST_BODY_BYTES, middlewares=[answer_errors])
         app.router.add_post(COMPLETIONS, self._complete)
         app.router.add_post(CHAT, self._complete)
         app.router.add_get("/v1/models", self._models)
@@ -122,21 +122,6 @@ class MockServer:
         if sent is None:
             raise ApiError(400, f"the request does not fit: {prompt} prompt tokens, context of {limit}", "prompt")
         return sent
-
-
-@web.middleware
-async def _errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Answer with an error body as vLLM writes it."""
-    try:
-        return await handler(request)
-    except ApiError as error:
-        return web.json_response(error_body(error), status=error.status)
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        return web.json_response(error_body(ApiError(error.status, error.reason)), status=error.status)
 
 
 async def _in_chunks(request: web.Request, stream: Stream, reply: Reply, *, include_usage: bool) -> web.StreamResponse:

@@ -1,0 +1,24 @@
+"""Errors of the OpenAI-compatible API as HTTP answers."""
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from simcluster.live.openai_api import ApiError, error_body
+
+__all__ = ["answer_errors"]
+
+
+@web.middleware
+async def answer_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answer with an error body as vLLM writes it."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return web.json_response(error_body(error), status=error.status, headers=error.headers)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return web.json_response(error_body(ApiError(error.status, error.reason)), status=error.status)

@@ -1,0 +1,260 @@
+"""One request through the router: decided, sent, passed on, and accounted for however it ends."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from simcluster.live.openai_api import ApiError, Asked, error_body
+from simcluster.live.router.dispatcher import LiveDecision, NoInstanceError
+from simcluster.live.router.meter import Meter
+from simcluster.live.router.own import OwnRequest
+from simcluster.live.router.upstream import Answer, AttemptError, passed_on
+from simcluster.request import Request
+from simcluster.routers.base import SHED
+from simcluster.units import PS_PER_S
+
+if TYPE_CHECKING:
+    from simcluster.live.router.server import RouterServer
+
+__all__ = ["CANCELLED", "FAILED", "FINISHED", "REJECTED", "Exchange", "Outcome"]
+
+FINISHED, FAILED, REJECTED, CANCELLED = "finished", "failed", "rejected", "cancelled"
+_RETRY_AFTER: Final = {"Retry-After": "1"}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a request ended, as the router saw it.
+
+    Attributes:
+        request_id: the client's.
+        status: FINISHED, FAILED, REJECTED or CANCELLED.
+        reason: why, where it is not FINISHED.
+        made: the last decision, or None.
+        attempts: servers that were asked.
+        arrival_ps: arrival at the router [ps]; -1 if the request was not understood.
+        first_token_ps: when the first token was passed on [ps]; -1: none was, or it came in one piece.
+        end_ps: when it ended [ps].
+        output_tokens: tokens passed on.
+        server_counted: the server told that number.
+    """
+
+    request_id: str
+    status: str = FAILED
+    reason: str = ""
+    made: LiveDecision | None = None
+    attempts: int = 0
+    arrival_ps: int = -1
+    first_token_ps: int = -1
+    end_ps: int = -1
+    output_tokens: int = 0
+    server_counted: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """One request on its way through a router.
+
+    Attributes:
+        server: the router.
+        http: the client's request.
+        body: as it came.
+        asked: what it asks for.
+        request_id: the client's, or one that was made for it.
+        number: stands for it in snapshots.
+        tpot_s: its target for the time per token [s], or None.
+        outcome: how it ends.
+        touched_s: when something last moved [s of the event loop].
+        stalled: "" or who kept the other waiting: `upstream` or `client`.
+    """
+
+    server: "RouterServer"
+    http: web.Request
+    body: bytes
+    asked: Asked
+    request_id: str
+    number: int
+    tpot_s: float | None = None
+    outcome: Outcome = field(init=False)
+    touched_s: float = 0.0
+    stalled: str = ""
+    _writing: bool = False
+    _task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.outcome = Outcome(self.request_id)
+
+    async def run(self) -> web.StreamResponse:
+        """Answer the request.
+
+        Raises:
+            ApiError: nobody could.
+        """
+        server, outcome = self.server, self.outcome
+        request = await server.requests.build(
+            self.number, self.asked, self.http.headers, self.request_id, server.clock.now_ps
+        )
+        outcome.arrival_ps = request.arrival_ps
+        headers = self._headers()
+        allowed = list(server.candidates(self.asked.model))
+        failure: AttemptError | None = None
+        while outcome.attempts <= server.live.retries:
+            try:
+                made = server.decide(request, tuple(allowed))
+            except NoInstanceError:
+                break
+            outcome.made = made
+            if made.instance == SHED:
+                raise self._turned_away(503, "shed", "no instance is expected to answer in time")
+            outcome.attempts += 1
+            if failure is not None:
+                server.metrics.retried(failure.reason)
+            try:
+                return await self._attempt(request, made, headers)
+            except AttemptError as error:
+                failure = error
+                allowed[made.instance] = False
+        return self._given_up(failure)
+
+    def _headers(self) -> CIMultiDict[str]:
+        headers = passed_on(self.http.headers)
+        headers["X-Request-Id"] = self.request_id
+        headers["Accept-Encoding"] = "identity"  # so that tokens can be counted
+        return headers
+
+    def _turned_away(self, status: int, reason: str, text: str) -> ApiError:
+        self.outcome.status, self.outcome.reason = REJECTED, reason
+        return ApiError(status, text, headers=_RETRY_AFTER)
+
+    def _given_up(self, failure: AttemptError | None) -> web.Response:
+        """Answer with what the last server said, or with an error of the router's own."""
+        if failure is None:
+            raise self._turned_away(503, "no_instance", "no instance may be asked; try again")
+        self.outcome.status, self.outcome.reason = FAILED, failure.reason
+        if failure.answer is not None:
+            return web.Response(
+                status=failure.answer.status, headers=self._described(failure.answer.headers), body=failure.answer.first
+            )
+        status = 504 if failure.reason == "timeout" else 502
+        error = ApiError(status, f"{self.outcome.attempts} servers were asked, none answered ({failure.reason})")
+        return web.json_response(error_body(error), status=status, headers=self._described(CIMultiDict(_RETRY_AFTER)))
+
+    async def _attempt(self, request: Request, made: LiveDecision, headers: CIMultiDict[str]) -> web.StreamResponse:
+        """Ask one server, and pass its answer on.
+
+        Raises:
+            AttemptError: it did not begin to answer.
+        """
+        server, j = self.server, made.instance
+        health = server.dispatcher.health[j]
+        health.asked(self.number)
+        own = server.dispatcher.sent(request, j, server.clock.now_ps())
+        try:
+            body = server.rewrite(self.body, self.asked, request, j)
+            answer = await server.upstreams.ask(j, self.http.path, body, headers)
+        except BaseException as error:
+            if isinstance(error, AttemptError) and error.fault:
+                health.failed(self.number, server.clock.now_ps(), server.live, at_once=error.gone)
+            health.gave_up(self.number)
+            server.dispatcher.ended(self.number, j, server.clock.now_ps())
+            raise
+        health.answered(self.number)
+        try:
+            return await self._pass_on(answer, own, j)
+        finally:
+            answer.close()
+            server.dispatcher.ended(self.number, j, server.clock.now_ps())
+
+    async def _pass_on(self, answer: Answer, own: OwnRequest, instance: int) -> web.StreamResponse:
+        """Give the client what comes, byte for byte; if it breaks off, so does the client's answer."""
+        outcome, server = self.outcome, self.server
+        response = web.StreamResponse(status=answer.status, headers=self._described(answer.headers))
+        meter = Meter(streams=answer.streams)
+        self._task = asyncio.current_task()
+        self.touched_s = server.loop.time()
+        try:
+            await response.prepare(self.http)
+            await self._pump(answer, response, meter, own, instance)
+            meter.finish()
+            await response.write_eof()
+            self._judge(answer, meter)
+        except AttemptError as error:
+            server.dispatcher.health[instance].failed(self.number, server.clock.now_ps(), server.live)
+            self._break_off(response, f"upstream_{error.reason}")
+        except asyncio.CancelledError:
+            if not self.stalled:
+                raise
+            assert self._task is not None  # set above
+            self._task.uncancel()
+            if self.stalled == "upstream":
+                server.dispatcher.health[instance].failed(self.number, server.clock.now_ps(), server.live)
+            self._break_off(response, f"{self.stalled}_stalled")
+        except (ConnectionError, OSError) as error:  # of the client's side: the server's are AttemptErrors
+            raise asyncio.CancelledError from error
+        finally:
+            self._task = None
+            outcome.output_tokens = meter.tokens
+            outcome.server_counted = meter.completion_tokens is not None
+        return response
+
+    async def _pump(
+        self, answer: Answer, response: web.StreamResponse, meter: Meter, own: OwnRequest, instance: int
+    ) -> None:
+        server, piece = self.server, answer.first
+        while piece:
+            meter.feed(piece)
+            self._writing = True
+            await response.write(piece)
+            self._writing = False
+            self.touched_s = server.loop.time()
+            if meter.events > own.tokens:
+                now = server.clock.now_ps()
+                if own.tokens == 0:
+                    self.outcome.first_token_ps = now
+                    server.dispatcher.first_token(self.number, instance, now)
+                own.tokens = meter.events
+                server.sight.tokens_came(instance, now)
+            piece = await answer.piece()
+
+    def _judge(self, answer: Answer, meter: Meter) -> None:
+        outcome = self.outcome
+        if answer.status >= 400:
+            outcome.status, outcome.reason = REJECTED, f"status_{answer.status}"
+        elif meter.error:
+            outcome.status, outcome.reason = FAILED, "engine_error"
+        elif not meter.is_done:
+            outcome.status, outcome.reason = FAILED, "no_end"
+        else:
+            outcome.status, outcome.reason = FINISHED, ""
+
+    def _break_off(self, response: web.StreamResponse, reason: str) -> None:
+        """End the client's answer so that nobody takes it for a whole one."""
+        self.outcome.status, self.outcome.reason = FAILED, reason
+        response.force_close()
+        if self.http.transport is not None:
+            self.http.transport.abort()
+
+    def stall(self) -> None:
+        """Give the answer up, since whoever is to move has not for too long."""
+        if self._task is not None:
+            self.stalled = "client" if self._writing else "upstream"
+            self._task.cancel()
+
+    def _described(self, headers: CIMultiDict[str]) -> CIMultiDict[str]:
+        """Return an answer's headers, and what was decided."""
+        made = self.outcome.made
+        if made is not None:
+            view = self.server.dispatcher.view
+            headers["x-simcluster-policy"] = self.server.policy
+            headers["x-simcluster-instance"] = view.instances[made.instance].name
+            headers["x-simcluster-model"] = view.instances[made.instance].model
+            if made.predicted_ttft_s is not None:
+                headers["x-simcluster-predicted-ttft-ms"] = f"{1e3 * made.predicted_ttft_s:.3f}"
+            if made.age_ps >= 0:
+                headers["x-simcluster-snapshot-age-ms"] = f"{1e3 * made.age_ps / PS_PER_S:.3f}"
+            if made.fallback:
+                headers["x-simcluster-fallback"] = made.fallback
+        return headers

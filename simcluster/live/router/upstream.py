@@ -1,0 +1,155 @@
+"""One attempt at a request: ask a server, wait for the first bytes of its answer, pass the rest on as it comes."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from simcluster.scenario import Live
+
+__all__ = ["Answer", "AttemptError", "Upstreams", "passed_on"]
+
+# Headers that belong to one connection, and those that each side writes anew.
+_HOP: Final = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "trailers"),
+        *("transfer-encoding", "upgrade", "host", "content-length", "expect", "accept-encoding"),
+    }
+)
+_MOST_ERROR_BYTES: Final = 65_536
+_BUFFER: Final = 65_536
+
+
+class AttemptError(Exception):
+    """A server did not answer; another one may.
+
+    Attributes:
+        reason: `refused`, `timeout`, `disconnected`, `busy` (429) or `status_5xx`.
+        fault: the server is to blame, which counts against its health.
+        gone: nobody was there at all.
+        answer: what it said, to be passed on if nobody else answers; None if nothing.
+    """
+
+    def __init__(self, reason: str, *, fault: bool = True, gone: bool = False, answer: "Answer | None" = None) -> None:
+        """Make one."""
+        super().__init__(reason)
+        self.reason, self.fault, self.gone, self.answer = reason, fault, gone, answer
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer whose first bytes have come.
+
+    Attributes:
+        status: HTTP status.
+        headers: those to pass on.
+        first: the first piece of the body; all of it if `response` is None.
+        response: where the rest comes from.
+    """
+
+    status: int
+    headers: CIMultiDict[str]
+    first: bytes
+    response: aiohttp.ClientResponse | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether it comes in events."""
+        return self.headers.get("Content-Type", "").startswith("text/event-stream")
+
+    async def piece(self) -> bytes:
+        """Return the next piece, b"" at the end.
+
+        Raises:
+            AttemptError: the server broke off.
+        """
+        if self.response is None:
+            return b""
+        try:
+            return await self.response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise AttemptError("disconnected") from error
+
+    def close(self) -> None:
+        """Let go of the server, which ends the request there if it goes on."""
+        if self.response is not None:
+            self.response.close()
+
+
+def passed_on(headers: CIMultiDictProxy[str] | Mapping[str, str]) -> CIMultiDict[str]:
+    """Return the headers that the other side gets too."""
+    named = {each.strip().lower() for each in headers.get("Connection", "").split(",")}
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP | named)
+
+
+class Upstreams:
+    """Connections to all servers.
+
+    Attributes:
+        urls: (j,) their addresses.
+        session: the client.
+    """
+
+    def __init__(self, urls: list[str], live: Live) -> None:
+        """Open the client; call it from the event loop."""
+        self.urls = urls
+        self._live = live
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=live.connect_timeout_s)
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=20),
+            timeout=timeout,
+            auto_decompress=False,
+            read_bufsize=_BUFFER,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.session.close()
+
+    async def ask(self, instance: int, path: str, body: bytes, headers: CIMultiDict[str]) -> Answer:
+        """Send a request and wait for the beginning of the answer.
+
+        Raises:
+            AttemptError: there was none.
+        """
+        try:
+            async with asyncio.timeout(self._live.first_byte_timeout_s):
+                return await self._ask(self.urls[instance] + path, body, headers)
+        except TimeoutError as error:
+            # aiohttp's own time-out while connecting is of this kind too
+            raise AttemptError("timeout", gone=isinstance(error, aiohttp.ConnectionTimeoutError)) from error
+        except aiohttp.ClientConnectorError as error:
+            raise AttemptError("refused", gone=True) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise AttemptError("disconnected") from error
+
+    async def _ask(self, url: str, body: bytes, headers: CIMultiDict[str]) -> Answer:
+        response = await self.session.post(url, data=body, headers=headers, allow_redirects=False)
+        try:
+            status, kept = response.status, passed_on(response.headers)
+            if status == 429 or status >= 500:
+                said = Answer(status, kept, await response.content.read(_MOST_ERROR_BYTES))
+                response.close()
+                if status == 429:
+                    raise AttemptError("busy", fault=False, answer=said)
+                raise AttemptError(f"status_{status}", answer=said)
+            first = await response.content.readany()
+            if not first and kept.get("Content-Type", "").startswith("text/event-stream"):
+                raise AttemptError("disconnected")
+        except BaseException:  # a client that leaves, too
+            response.close()
+            raise
+        return Answer(status, kept, first, response)
+
+    async def get(self, instance: int, path: str, timeout_s: float) -> bytes | None:
+        """Return what a server says at a path, None if it does not answer in time or with another status than 200."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                async with self.session.get(self.urls[instance] + path) as response:
+                    return await response.read() if response.status == 200 else None
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return None
