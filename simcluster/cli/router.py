@@ -15,7 +15,8 @@ from typer.core import TyperGroup
 from simcluster.errors import ConfigError
 from simcluster.experiment.build import build_world
 from simcluster.live.endpoints import Endpoint, endpoints
-from simcluster.live.router.server import RouterServer, RouterSetup
+from simcluster.live.router.core import RouterSetup
+from simcluster.live.router.server import RouterServer
 from simcluster.scenario import load_scenario, override
 
 __all__ = ["app"]
@@ -79,11 +80,11 @@ def serve(
     server = RouterServer(setup)
     found = endpoints(loaded, path)
     asyncio.run(_serve(server, host, port, lambda url: _say_ready(setup, found, url, as_json=as_json, quiet=quiet)))
-    report = {"requests": dict(sorted(server.ended.items())), "open": server.num_open}
+    report = {"requests": dict(sorted(server.core.ended.items())), "open": server.num_open}
     if as_json:
         sys.stdout.write(json.dumps(report) + "\n")
     elif not quiet:
-        ends = ", ".join(f"{count:,} {kind}" for kind, count in sorted(server.ended.items())) or "no requests"
+        ends = ", ".join(f"{count:,} {kind}" for kind, count in sorted(server.core.ended.items())) or "no requests"
         sys.stdout.write(f"{ends}\n")
 
 

@@ -2,56 +2,25 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aiohttp import web
 from multidict import CIMultiDict
 
 from simcluster.live.openai_api import ApiError, Asked, error_body
+from simcluster.live.router.core import RouterCore
 from simcluster.live.router.dispatcher import LiveDecision, NoInstanceError
 from simcluster.live.router.meter import Meter
+from simcluster.live.router.outcome import FAILED, FINISHED, REJECTED, Outcome
 from simcluster.live.router.own import OwnRequest
 from simcluster.live.router.upstream import Answer, AttemptError, passed_on
 from simcluster.request import Request
 from simcluster.routers.base import SHED
 from simcluster.units import PS_PER_S
 
-if TYPE_CHECKING:
-    from simcluster.live.router.server import RouterServer
+__all__ = ["Exchange"]
 
-__all__ = ["CANCELLED", "FAILED", "FINISHED", "REJECTED", "Exchange", "Outcome"]
-
-FINISHED, FAILED, REJECTED, CANCELLED = "finished", "failed", "rejected", "cancelled"
 _RETRY_AFTER: Final = {"Retry-After": "1"}
-
-
-@dataclass(slots=True)
-class Outcome:
-    """How a request ended, as the router saw it.
-
-    Attributes:
-        request_id: the client's.
-        status: FINISHED, FAILED, REJECTED or CANCELLED.
-        reason: why, where it is not FINISHED.
-        made: the last decision, or None.
-        attempts: servers that were asked.
-        arrival_ps: arrival at the router [ps]; -1 if the request was not understood.
-        first_token_ps: when the first token was passed on [ps]; -1: none was, or it came in one piece.
-        end_ps: when it ended [ps].
-        output_tokens: tokens passed on.
-        server_counted: the server told that number.
-    """
-
-    request_id: str
-    status: str = FAILED
-    reason: str = ""
-    made: LiveDecision | None = None
-    attempts: int = 0
-    arrival_ps: int = -1
-    first_token_ps: int = -1
-    end_ps: int = -1
-    output_tokens: int = 0
-    server_counted: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +28,7 @@ class Exchange:
     """One request on its way through a router.
 
     Attributes:
-        server: the router.
+        core: the router.
         http: the client's request.
         body: as it came.
         asked: what it asks for.
@@ -71,7 +40,7 @@ class Exchange:
         stalled: "" or who kept the other waiting: `upstream` or `client`.
     """
 
-    server: "RouterServer"
+    core: RouterCore
     http: web.Request
     body: bytes
     asked: Asked
@@ -93,17 +62,17 @@ class Exchange:
         Raises:
             ApiError: nobody could.
         """
-        server, outcome = self.server, self.outcome
-        request = await server.requests.build(
-            self.number, self.asked, self.http.headers, self.request_id, server.clock.now_ps
+        core, outcome = self.core, self.outcome
+        request = await core.requests.build(
+            self.number, self.asked, self.http.headers, self.request_id, core.clock.now_ps
         )
         outcome.arrival_ps = request.arrival_ps
         headers = self._headers()
-        allowed = list(server.candidates(self.asked.model))
+        allowed = list(core.candidates(self.asked.model))
         failure: AttemptError | None = None
-        while outcome.attempts <= server.live.retries:
+        while outcome.attempts <= core.setup.scenario.live.retries:
             try:
-                made = server.decide(request, tuple(allowed))
+                made = core.decide(request, tuple(allowed))
             except NoInstanceError:
                 break
             outcome.made = made
@@ -111,7 +80,7 @@ class Exchange:
                 raise self._turned_away(503, "shed", "no instance is expected to answer in time")
             outcome.attempts += 1
             if failure is not None:
-                server.metrics.retried(failure.reason)
+                core.metrics.retried(failure.reason)
             try:
                 return await self._attempt(request, made, headers)
             except AttemptError as error:
@@ -148,33 +117,33 @@ class Exchange:
         Raises:
             AttemptError: it did not begin to answer.
         """
-        server, j = self.server, made.instance
-        health = server.dispatcher.health[j]
+        core, j = self.core, made.instance
+        health = core.dispatcher.health[j]
         health.asked(self.number)
-        own = server.dispatcher.sent(request, j, server.clock.now_ps())
+        own = core.dispatcher.sent(request, j, core.clock.now_ps())
         try:
-            body = server.rewrite(self.body, self.asked, request, j)
-            answer = await server.upstreams.ask(j, self.http.path, body, headers)
+            body = core.rewrite(self.body, self.asked, request, j)
+            answer = await core.upstreams.ask(j, self.http.path, body, headers)
         except BaseException as error:
             if isinstance(error, AttemptError) and error.fault:
-                health.failed(self.number, server.clock.now_ps(), server.live, at_once=error.gone)
+                health.failed(self.number, core.clock.now_ps(), core.setup.scenario.live, at_once=error.gone)
             health.gave_up(self.number)
-            server.dispatcher.ended(self.number, j, server.clock.now_ps())
+            core.dispatcher.ended(self.number, j, core.clock.now_ps())
             raise
         health.answered(self.number)
         try:
             return await self._pass_on(answer, own, j)
         finally:
             answer.close()
-            server.dispatcher.ended(self.number, j, server.clock.now_ps())
+            core.dispatcher.ended(self.number, j, core.clock.now_ps())
 
     async def _pass_on(self, answer: Answer, own: OwnRequest, instance: int) -> web.StreamResponse:
         """Give the client what comes, byte for byte; if it breaks off, so does the client's answer."""
-        outcome, server = self.outcome, self.server
+        outcome, core = self.outcome, self.core
         response = web.StreamResponse(status=answer.status, headers=self._described(answer.headers))
         meter = Meter(streams=answer.streams)
         self._task = asyncio.current_task()
-        self.touched_s = server.loop.time()
+        self.touched_s = core.loop.time()
         try:
             await response.prepare(self.http)
             await self._pump(answer, response, meter, own, instance)
@@ -182,7 +151,7 @@ class Exchange:
             await response.write_eof()
             self._judge(answer, meter)
         except AttemptError as error:
-            server.dispatcher.health[instance].failed(self.number, server.clock.now_ps(), server.live)
+            core.dispatcher.health[instance].failed(self.number, core.clock.now_ps(), core.setup.scenario.live)
             self._break_off(response, f"upstream_{error.reason}")
         except asyncio.CancelledError:
             if not self.stalled:
@@ -190,7 +159,7 @@ class Exchange:
             assert self._task is not None  # set above
             self._task.uncancel()
             if self.stalled == "upstream":
-                server.dispatcher.health[instance].failed(self.number, server.clock.now_ps(), server.live)
+                core.dispatcher.health[instance].failed(self.number, core.clock.now_ps(), core.setup.scenario.live)
             self._break_off(response, f"{self.stalled}_stalled")
         except (ConnectionError, OSError) as error:  # of the client's side: the server's are AttemptErrors
             raise asyncio.CancelledError from error
@@ -203,20 +172,20 @@ class Exchange:
     async def _pump(
         self, answer: Answer, response: web.StreamResponse, meter: Meter, own: OwnRequest, instance: int
     ) -> None:
-        server, piece = self.server, answer.first
+        core, piece = self.core, answer.first
         while piece:
             meter.feed(piece)
             self._writing = True
             await response.write(piece)
             self._writing = False
-            self.touched_s = server.loop.time()
+            self.touched_s = core.loop.time()
             if meter.events > own.tokens:
-                now = server.clock.now_ps()
+                now = core.clock.now_ps()
                 if own.tokens == 0:
                     self.outcome.first_token_ps = now
-                    server.dispatcher.first_token(self.number, instance, now)
+                    core.dispatcher.first_token(self.number, instance, now)
                 own.tokens = meter.events
-                server.sight.tokens_came(instance, now)
+                core.sight.tokens_came(instance, now)
             piece = await answer.piece()
 
     def _judge(self, answer: Answer, meter: Meter) -> None:
@@ -247,8 +216,8 @@ class Exchange:
         """Return an answer's headers, and what was decided."""
         made = self.outcome.made
         if made is not None:
-            view = self.server.dispatcher.view
-            headers["x-simcluster-policy"] = self.server.policy
+            view = self.core.dispatcher.view
+            headers["x-simcluster-policy"] = self.core.setup.policy
             headers["x-simcluster-instance"] = view.instances[made.instance].name
             headers["x-simcluster-model"] = view.instances[made.instance].model
             if made.predicted_ttft_s is not None:

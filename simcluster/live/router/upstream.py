@@ -1,7 +1,9 @@
 """One attempt at a request: ask a server, wait for the first bytes of its answer, pass the rest on as it comes."""
 
 import asyncio
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from simcluster.scenario import Live
 
-__all__ = ["Answer", "AttemptError", "Upstreams", "passed_on"]
+__all__ = ["Answer", "AttemptError", "Upstreams", "passed_on", "served_name"]
 
 # Headers that belong to one connection, and those that each side writes anew.
 _HOP: Final = frozenset(
@@ -21,6 +23,7 @@ _HOP: Final = frozenset(
 )
 _MOST_ERROR_BYTES: Final = 65_536
 _BUFFER: Final = 65_536
+_NAME_S: Final = 2.0  # for the name of a model
 
 
 class AttemptError(Exception):
@@ -153,3 +156,13 @@ class Upstreams:
                     return await response.read() if response.status == 200 else None
         except (TimeoutError, aiohttp.ClientError, OSError):
             return None
+
+
+async def served_name(upstreams: Upstreams, instance: int, model: str) -> str:
+    """Return what a server calls its model; one that does not say so is taken to call it as the scenario does."""
+    said = await upstreams.get(instance, "/v1/models", _NAME_S)
+    with suppress(ValueError, TypeError, KeyError):
+        names = [str(each["id"]) for each in json.loads(said or b"{}")["data"]]
+        if names and model not in names:
+            return names[0]
+    return model
