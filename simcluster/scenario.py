@@ -232,7 +232,7 @@ class Live(_Model):
         "in_flight", description="without a usable view: by the router's own open requests there, or by rates alone"
     )
     scrape_interval_s: _Duration = Field(0.2, description="between two readings of /metrics")
-    connect_timeout_s: _Duration = 2.0
+    connect_timeout_s: _Duration = 5.0
     first_byte_timeout_s: _Duration = Field(60.0, description="then another instance gets the request")
     stall_timeout_s: _Duration = Field(60.0, description="between two pieces of an answer, sent or taken")
     retries: Annotated[int, Field(ge=0, le=100)] = Field(2, description="further instances tried for one request")

@@ -104,7 +104,7 @@ class OwnStreams:
         """Return how far the believed engine has got with the prompts by then."""
         engine = self._engine
         for each in own.values():
-            if each.id not in self._submitted and not each.tokens and engine.now <= each.at_ps <= at_ps:
+            if each.id not in self._submitted and engine.now <= each.at_ps <= at_ps:
                 self._submitted.add(each.id)
                 engine.submit(
                     each.id,

@@ -1,6 +1,7 @@
 """One attempt at a request: ask a server, wait for the first bytes of its answer, pass the rest on as it comes."""
 
 import asyncio
+import io
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ _HOP: Final = frozenset(
 )
 _MOST_ERROR_BYTES: Final = 65_536
 _BUFFER: Final = 65_536
+_LARGE: Final = 2**19  # bytes
 _NAME_S: Final = 2.0  # for the name of a model
 
 
@@ -131,7 +133,7 @@ class Upstreams:
             raise AttemptError("disconnected") from error
 
     async def _ask(self, url: str, body: bytes, headers: CIMultiDict[str]) -> Answer:
-        response = await self.session.post(url, data=body, headers=headers, allow_redirects=False)
+        response = await self.session.post(url, data=_payload(body), headers=headers, allow_redirects=False)
         try:
             status, kept = response.status, passed_on(response.headers)
             if status == 429 or status >= 500:
@@ -156,6 +158,11 @@ class Upstreams:
                     return await response.read() if response.status == 200 else None
         except (TimeoutError, aiohttp.ClientError, OSError):
             return None
+
+
+def _payload(body: bytes) -> bytes | io.BytesIO:
+    """Return a body as aiohttp wants it, so that a large one is sent piece by piece."""
+    return body if len(body) < _LARGE else io.BytesIO(body)
 
 
 async def served_name(upstreams: Upstreams, instance: int, model: str) -> str:
