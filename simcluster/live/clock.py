@@ -39,3 +39,7 @@ class LiveClock:
         if at_ps >= _native.NEVER:
             return math.inf
         return self._start_s + at_ps / (PS_PER_S * self.speed)
+
+    async def sleep_until(self, at_ps: int) -> None:
+        """Return at an instant [ps], or at once if that has passed."""
+        await asyncio.sleep(max(self.loop_time(at_ps) - self._loop.time(), 0))
