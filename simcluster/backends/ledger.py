@@ -47,7 +47,9 @@ class RequestRows:
         cached_tokens: (k,) prompt tokens found in the prefix cache at its first admission.
         preemptions: (k,) how often it was preempted.
         status: (k,) place in `STATUSES`.
-        reason: (k,) place in `REASONS`: why it ended, or where it was at the end of the run.
+        reason: (k,) place in `reasons`: why it ended, or where it was at the end of the run.
+        prompt_tokens: (k,) as the servers count; None: as the trace has them.
+        reasons: in words.
     """
 
     request: IntArray
@@ -61,6 +63,8 @@ class RequestRows:
     preemptions: IntArray
     status: IntArray
     reason: IntArray
+    prompt_tokens: IntArray | None = None
+    reasons: tuple[str, ...] = REASONS
 
     @classmethod
     def by_arrival(cls, table: IntArray) -> "RequestRows":

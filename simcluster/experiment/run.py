@@ -1,9 +1,7 @@
 """Run one scenario under one or several policies, all meeting the same requests."""
 
 import contextlib
-import platform
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,20 +12,17 @@ from typing import Any, Literal
 import polars as pl
 import pyarrow as pa
 
-import simcluster
 from simcluster import _native
 from simcluster.backends.base import EngineFactory
 from simcluster.backends.simulated import SimulatedCluster
 from simcluster.backends.vllm_engine import vllm_engine_factory
-from simcluster.backends.vllm_setup import vllm_version
+from simcluster.experiment.summary import Ended, run_manifest, run_summary
 from simcluster.experiment.tables import TableRecorder
-from simcluster.records import ESTIMATES, FolderWriter, MemoryWriter, TableWriter, read_frame, write_json, write_summary
-from simcluster.report.estimators import ESTIMATOR_COLUMNS, score_estimates
-from simcluster.report.metrics import SUMMARY_COLUMNS, Window, measured_window, summarise
+from simcluster.records import FolderWriter, MemoryWriter, TableWriter, read_frame, write_json, write_summary
+from simcluster.report.metrics import Window
 from simcluster.report.regret import REGRET_COLUMNS, regret
-from simcluster.routers import base_policy, folder_names
+from simcluster.routers import folder_names
 from simcluster.scenario import Scenario
-from simcluster.units import PS_PER_S
 from simcluster.world import World
 
 __all__ = ["EngineName", "PolicyRun", "engine_factory", "run_policies", "run_policy"]
@@ -151,34 +146,16 @@ def _run(
         cluster.run()
     recorder.estimates(cluster.predictions)
     writer.close()
-    return _summary(scenario, cluster, writer), _manifest(scenario, world, policy, engine)
-
-
-def _summary(scenario: Scenario, cluster: SimulatedCluster, writer: TableWriter) -> dict[str, Any]:
-    measure = scenario.measure
-    scored = "estimates" in writer.stems
-    columns = dict.fromkeys((*SUMMARY_COLUMNS, *(ESTIMATOR_COLUMNS if scored else ())))
-    requests = writer.frame("requests", list(columns))
-    stopped_early = cluster.interrupted or (measure.horizon_s is None and not measure.drain)
-    window = measured_window(
-        requests,
-        measure.warmup_s,
-        None if cluster.interrupted else measure.horizon_s,
-        cluster.clock_ps / PS_PER_S if stopped_early else None,
+    ended = Ended(
+        policy=policy,
+        num_sent=cluster.num_sent,
+        clock_ps=cluster.clock_ps,
+        interrupted=cluster.interrupted,
+        decision_time_ns=cluster.decision_time_ns,
+        prefix_cache=_prefix_cache(cluster),
+        reports=cluster.reports(),
     )
-    summary = summarise(requests, window, scenario.slo.tpot_s, sum(cluster.world.num_gpus))
-    summary["not_submitted"] = len(cluster.world.known) - cluster.num_sent
-    summary["interrupted"] = cluster.interrupted
-    summary["needs_truth"] = base_policy(cluster.policy) == "oracle"
-    summary["prefix_cache"] = _prefix_cache(cluster)
-    summary["estimators"] = (
-        score_estimates(requests, writer.frame("estimates", list(ESTIMATES.names)), window) if scored else None
-    )
-    summary["regret"] = None
-    summary["cards"] = {spec.card: spec.badge for spec in cluster.world.instances}
-    summary["policy_reports"] = cluster.reports()
-    summary["mean_decision_us"] = cluster.decision_time_ns / max(cluster.num_sent, 1) / 1e3
-    return summary
+    return run_summary(scenario, world, writer, ended), run_manifest(scenario, world, policy, engine)
 
 
 def _add_regrets(runs: list[PolicyRun]) -> None:
@@ -201,39 +178,6 @@ def _prefix_cache(cluster: SimulatedCluster) -> dict[str, Any]:
         "hit_rate": hits / queries if queries else None,
         "preempted_queries": preempted_queries,
         "preempted_hits": preempted_hits,
-    }
-
-
-def _manifest(scenario: Scenario, world: World, policy: str, engine: EngineName) -> dict[str, Any]:
-    return {
-        "schema_version": 1,
-        "policy": policy,
-        "engine": engine,
-        "seed": scenario.seed,
-        "scenario": scenario.resolved(),
-        "scenario_sha256": scenario.digest(),
-        "inputs": world.inputs,
-        "instances": [
-            {
-                "name": spec.name,
-                "model": spec.model,
-                "card": spec.card,
-                "card_badge": spec.badge,
-                "num_gpus": gpus,
-                "true_model": model.description,
-            }
-            for spec, model, gpus in zip(world.instances, world.true_models, world.num_gpus, strict=True)
-        ],
-        "assumptions": list(world.assumptions),
-        "warnings": list(world.warnings),
-        "trace_notes": list(world.notes),
-        "versions": {
-            "simcluster": simcluster.__version__,
-            "python": platform.python_version(),
-            "pyarrow": pa.__version__,
-            **({"vllm": vllm_version()} if engine == "vllm" else {}),
-        },
-        "command": sys.argv[1:] if sys.argv and sys.argv[0].endswith("simcluster") else None,
     }
 
 

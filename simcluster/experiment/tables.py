@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from simcluster.backends.ledger import NEVER, REASONS, STATUSES, DecisionRows, RequestRows
+from simcluster.backends.ledger import NEVER, STATUSES, DecisionRows, RequestRows
 from simcluster.backends.predictions import Predictions
 from simcluster.records import DECISIONS, ESTIMATES, INSTANCES, REQUESTS, TableWriter
 from simcluster.request import FloatArray, IntArray
@@ -58,8 +58,11 @@ class TableRecorder:
         no_token, unfinished = first == NEVER, rows.status != _FINISHED
         nowhere = at < 0  # turned away
         target_ps, prompt = known.slo_ttft_ps[request], known.prompt_tokens[request, group]
-        # A rejected request costs nothing; others pay their prompt once it was scheduled. Source: paper eq. 2.
-        paid = np.where(rows.scheduled_ps != NEVER, prompt, 0)
+        if rows.prompt_tokens is not None:
+            prompt = rows.prompt_tokens
+        # A rejected request costs nothing; others pay their prompt once it was scheduled, which the client of a real
+        # server is not told: there the first token tells. Source: paper eq. 2.
+        paid = np.where((rows.scheduled_ps != NEVER) | ~no_token, prompt, 0)
         cost = paid * self._price_in[at] + rows.output_tokens * self._price_out[at]
         quality = np.where(nowhere, np.nan, world.truth.quality[request, group])
         columns = {
@@ -84,7 +87,7 @@ class TableRecorder:
             "cached_tokens": pa.array(rows.cached_tokens),
             "num_preemptions": pa.array(rows.preemptions),
             "status": _texts(STATUSES, rows.status),
-            "reason": _texts(REASONS, rows.reason),
+            "reason": _texts(rows.reasons, rows.reason),
             "slo_ttft_s": _seconds(target_ps, target_ps < 0),
             "on_time": pa.array(~unfinished & ((target_ps < 0) | (first - arrival <= target_ps))),
             "quality": _numbers(quality),

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -116,7 +117,8 @@ def test_an_engine_written_in_python_takes_the_native_ones_place(tmp_path: Path,
         recorder.requests = lambda each, rows=rows: rows.append(each)  # type: ignore[method-assign,misc]
         recorder.cluster = SimulatedCluster(world, scenario, "sfs", build_engine=build, recorder=recorder)
         recorder.cluster.run()
-        sizes.append([getattr(each, name).tolist() for each in rows for name in RequestRows.__slots__])
+        found = [getattr(each, name) for each in rows for name in RequestRows.__slots__]
+        sizes.append([np.asarray(column).tolist() for column in found])
     assert sizes[0] == sizes[1]
 
 
