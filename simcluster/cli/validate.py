@@ -30,11 +30,13 @@ def validate(
     run: Annotated[
         Path,
         typer.Argument(
-            help="Real run: a recording's folder, a result of `vllm bench serve --save-detailed`, a table of runs, or "
-            "a table of closed-loop points."
+            help="Real run: a recording's folder, a run directory of one policy (`live-compare --out`), a result of "
+            "`vllm bench serve --save-detailed`, a table of runs, or a table of closed-loop points."
         ),
     ],
-    name: Annotated[str | None, typer.Option("--run", help="Which run of a table of runs.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--run", help="Which run of a table of runs, or instance of a run directory.")
+    ] = None,
     select: Annotated[
         list[str] | None, typer.Option(help="COLUMN=VALUE: score these points only; may be given several times.")
     ] = None,

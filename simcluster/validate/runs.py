@@ -1,4 +1,4 @@
-"""Real runs in one form, and where they are read from: recordings, results of vLLM's benchmark, published runs."""
+"""Real runs in one form, and where they are read from: recordings, run directories, vLLM's benchmark, tables."""
 
 import json
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from simcluster.request import FloatArray, IntArray
 __all__ = ["RealRun", "Requests", "Series", "observed_times", "read_run", "recorded_run"]
 
 _PUBLISHED = ("run", "arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
+_DIRECTORY = ("instance", "status", "arrival_s", "prompt_tokens", "output_tokens", "ttft_s", "e2e_s")
 _BENCH = ("input_lens", "output_lens", "ttfts", "itls")
 _IDLE_S = 1e-3  # between two steps of a busy engine there is less
 _OPTIONS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching")
@@ -118,14 +119,17 @@ def read_run(path: Path, which: str | None = None) -> RealRun:
     """Read a run with times of single requests.
 
     Args:
-        path: a recording, a result of `vllm bench serve --save-result --save-detailed` (JSON), or a table of runs
-            (Parquet with run, arrival_s, prompt_tokens, output_tokens, first_token_s, last_token_s).
-        which: name of the run, if the file holds several.
+        path: a recording, a run directory of one policy, a result of `vllm bench serve --save-result --save-detailed`
+            (JSON), or a table of runs (Parquet with run, arrival_s, prompt_tokens, output_tokens, first_token_s,
+            last_token_s).
+        which: name of the run, if the file holds several; of a run directory, the instance.
 
     Raises:
         CalibrationError: the file is not one of these, or is broken.
         ConfigError: the file holds several runs and none, or an unknown one, is named.
     """
+    if path.is_dir() and (any(path.glob("*/manifest.json")) or (path / "manifest.json").is_file()):
+        return _run_directory(path, which)
     if path.is_dir() or path.name.startswith("steps_"):
         return recorded_run(load_recording(path))
     if path.suffix == ".json":
@@ -133,8 +137,8 @@ def read_run(path: Path, which: str | None = None) -> RealRun:
     if path.suffix == ".parquet":
         return _published_run(path, which)
     raise CalibrationError(
-        f"{path}: not a run; give a recording's folder, a result of `vllm bench serve --save-detailed` (.json), or a "
-        "table of runs (.parquet)"
+        f"{path}: not a run; give a recording's folder, a run directory, a result of `vllm bench serve "
+        "--save-detailed` (.json), or a table of runs (.parquet)"
     )
 
 
@@ -212,6 +216,52 @@ def _token_times(recording: Recording) -> tuple[FloatArray, FloatArray]:
     both = recording.requests.select("request_id").join(tokens, on="request_id", how="left", maintain_order="left")
     first, last = (both[name].cast(pl.Float64).to_numpy() for name in ("first", "last"))
     return first, last
+
+
+# ---- run directories -------------------------------------------------------------------------------------------
+
+
+def _run_directory(path: Path, which: str | None) -> RealRun:
+    """Read what one instance did in a run of one policy, as the client measured it."""
+    if not (path / "manifest.json").is_file():
+        folders = sorted(each.parent for each in path.glob("*/manifest.json"))
+        if len(folders) > 1:
+            raise ConfigError(
+                f"{path}: holds {', '.join(each.name for each in folders)}; give the folder of one policy"
+            )
+        path = folders[0]
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        names = [str(each["name"]) for each in manifest["instances"]]
+        entries = [each for each in manifest["scenario"]["cluster"]["instances"] for _ in range(each["replicas"])]
+        table = pl.read_parquet(path / "requests.parquet", columns=list(_DIRECTORY))
+    except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as error:
+        raise CalibrationError(f"{path}: cannot be read ({str(error).splitlines()[0]}); give a run directory") from None
+    if which is None and len(names) > 1:
+        raise ConfigError(f"{path}: has the instances {', '.join(names)}; name one with --run")
+    if which is not None and which not in names:
+        raise ConfigError(f"{path}: no instance {which}; it has {', '.join(names)}")
+    name = which or names[0]
+    there = table.filter(pl.col("instance") == name)
+    rows = there.filter(pl.col("status") == "finished").sort("arrival_s", maintain_order=True)
+    if rows.is_empty():
+        raise CalibrationError(f"{path}: no request was finished at {name}; there is nothing to compare")
+    arrival = rows["arrival_s"].to_numpy()
+    lost, live = there.height - rows.height, manifest.get("live")
+    notes = [f"{lost} requests that did not finish there are left out, with what they kept it busy with"] * (lost > 0)
+    return RealRun(
+        name=f"{path.name}/{name}" if len(names) > 1 else path.name,
+        source=f"run directory, {live['servers']}" if live else "run directory of a simulation",
+        requests=Requests(
+            arrival - arrival[0],
+            rows["prompt_tokens"].to_numpy(),
+            rows["output_tokens"].to_numpy(),
+            rows["ttft_s"].to_numpy(),
+            rows["e2e_s"].to_numpy(),
+        ),
+        engine={key: value for key, value in entries[names.index(name)]["engine"].items() if value is not None},
+        notes=tuple(notes),
+    )
 
 
 # ---- vLLM's benchmark ------------------------------------------------------------------------------------------
