@@ -7,7 +7,15 @@ from functools import partial
 from typing import Any
 
 from simcluster import _native
-from simcluster.bench import decision_figures, engine_figures, instructions, live, run_figures, snapshot_figures
+from simcluster.bench import (
+    decision_figures,
+    engine_figures,
+    instructions,
+    live,
+    router_figures,
+    run_figures,
+    snapshot_figures,
+)
 from simcluster.bench.machine import machine_class, today
 from simcluster.bench.measure import Goal, Measured
 from simcluster.errors import ConfigError
@@ -148,6 +156,15 @@ FIGURES: dict[str, Benchmark] = {
         "us",
         _at_most(50),
         snapshot_figures.decision_from_shared_memory,
+    ),
+    "router-cpu": Benchmark(
+        "live router, a streamed answer of 50 events, unpaced", "CPU ms", _at_most(0.5), router_figures.router_cpu
+    ),
+    "router-cpu-paced": Benchmark(
+        "the same at 64 streams with 5 ms between events", "CPU ms", _at_most(1.2), router_figures.router_cpu_paced
+    ),
+    "router-ttft": Benchmark(
+        "live router, added to the first event, one stream", "ms", _at_most(1), router_figures.router_added_ttft
     ),
 }
 
