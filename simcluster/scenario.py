@@ -310,6 +310,7 @@ def override(
     trace: Path | None = None,
     rate_scale: float | None = None,
     seed: int | None = None,
+    limit: int | None = None,
     decisions: str | None = None,
     estimators: list[str] | None = None,
 ) -> Scenario:
@@ -327,6 +328,8 @@ def override(
         data["workload"]["rate_scale"] = rate_scale
     if seed is not None:
         data["seed"] = seed
+    if limit is not None:
+        data["workload"]["limit"] = limit
     if decisions is not None:
         data["output"]["decisions"] = decisions
     if estimators is not None:

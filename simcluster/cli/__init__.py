@@ -12,6 +12,7 @@ from simcluster.cli import (
     calibrate,
     compare,
     conformance,
+    live_compare,
     mock,
     paper,
     policy,
@@ -50,6 +51,7 @@ app.add_typer(policy.app, name="policy")
 app.add_typer(conformance.app, name="conformance")
 app.add_typer(trace.app, name="trace")
 app.command("bench")(bench.bench)
+app.command("live-compare", no_args_is_help=True)(live_compare.live_compare)
 app.command("mock", no_args_is_help=True)(mock.mock)
 app.add_typer(router.app, name="router")
 app.add_typer(predictors.app, name="predictors")

@@ -1,6 +1,7 @@
 """`simcluster mock`."""
 
 import asyncio
+import gc
 import json
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from simcluster.errors import ConfigError
 from simcluster.experiment.build import build_world
-from simcluster.live.endpoints import Endpoint, endpoints
+from simcluster.live.endpoints import Endpoint, endpoints, publishing
 from simcluster.live.mock.run import MockCluster, serve
 from simcluster.predict.tokens import load_tokens
 from simcluster.scenario import load_scenario, override
@@ -40,6 +41,14 @@ def mock(
     trace: Annotated[
         Path | None, typer.Option(help="Take lengths of answers from this trace instead of the scenario's workload.")
     ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed instead of the scenario's.")] = None,
+    publish: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Publish the state of every instance as shm:NAME-1, ..., whatever it says."),
+    ] = None,
+    until_input_ends: Annotated[
+        bool, typer.Option("--until-input-ends", help="Stop when standard input ends, too.", hidden=True)
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on a line when ready, one when stopped.")
     ] = False,
@@ -60,15 +69,24 @@ def mock(
     * `curl -N 127.0.0.1:8100/v1/completions -d '{"model": "Qwen3-0.6B", "prompt": "Hi", "stream": true}'`
     """
     loaded, path = load_scenario(scenario)
-    loaded = override(loaded, trace=trace)
+    loaded = override(loaded, trace=trace, seed=seed)
+    if publish is not None:
+        loaded = publishing(loaded, publish)
     tokenizer = loaded.routing.tokenizer
     world = build_world(loaded, path)
     tokens = load_tokens(None if tokenizer is None else path.parent / tokenizer)
     places = endpoints(loaded, path)
     cluster = MockCluster(world=world, tokens=tokens, speed=speed, channels=[each.channel for each in places])
-    asyncio.run(
-        serve(cluster, host, _ports(places, port), lambda ready: _say_ready(ready, as_json=as_json, quiet=quiet))
-    )
+    ports = _ports(places, port)
+    gc.freeze()  # what lives for ever need not be looked at again and again
+
+    def say(ready: MockCluster) -> None:
+        _say_ready(ready, as_json=as_json, quiet=quiet)
+
+    try:
+        asyncio.run(serve(cluster, host, ports, say, until_input_ends=until_input_ends))
+    finally:
+        gc.unfreeze()
     report = cluster.report()
     if as_json:
         sys.stdout.write(json.dumps(report) + "\n")

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console, RenderableType
-from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -20,10 +19,10 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 from rich.text import Text
 
 from simcluster.cli.building import built
+from simcluster.cli.wide import print_wide
 from simcluster.experiment.coverage_check import coverage_warnings
 from simcluster.experiment.run import EngineName, PolicyRun, engine_factory, run_policies
 from simcluster.records import output_folder
@@ -37,7 +36,6 @@ from simcluster.world import World
 __all__ = ["run"]
 
 _MOST_NAMED = 6  # instances whose shares fit into a table
-_WIDE = Console(width=400)
 
 
 def run(
@@ -148,9 +146,7 @@ def _print_tables(scenario: Scenario, world: World, runs: list[PolicyRun], quiet
     if not quiet:
         parts.append(footnotes("read this as:", _remarks(world, runs)))
     for part in parts:
-        # Wider than the terminal rather than with numbers cut off.
-        needed = Measurement.get(_WIDE, _WIDE.options, part).maximum if isinstance(part, Table) else 0
-        Console(width=max(Console().width, needed)).print(part)
+        print_wide(part)
 
 
 def _remarks(world: World, runs: list[PolicyRun]) -> list[str]:

@@ -15,14 +15,15 @@ class LiveClock:
     It follows the event loop's clock, which no change of the system's time moves.
     """
 
-    def __init__(self, speed: float = 1.0) -> None:
+    def __init__(self, speed: float = 1.0, lead_s: float = 0.0) -> None:
         """Start at 0.
 
         Args:
             speed: simulated seconds per second of wall-clock time, above 0.
+            lead_s: from now to the clock's 0 [s of wall-clock time].
         """
         self._loop = asyncio.get_running_loop()
-        self._start_s = self._loop.time()
+        self._start_s = self._loop.time() + lead_s
         self.speed = speed
 
     @property

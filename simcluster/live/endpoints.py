@@ -4,10 +4,13 @@ import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from simcluster.errors import ConfigError
 from simcluster.scenario import Scenario
+from simcluster.validation import explain
 
-__all__ = ["METRICS", "NOTHING", "SHARED_MEMORY", "Endpoint", "endpoints", "require_urls"]
+__all__ = ["METRICS", "NOTHING", "SHARED_MEMORY", "Endpoint", "endpoints", "publishing", "require_urls"]
 
 SHARED_MEMORY, METRICS, NOTHING = "shm", "metrics", "none"
 _LAST_PORT = 65535
@@ -61,6 +64,21 @@ def endpoints(scenario: Scenario, path: Path) -> list[Endpoint]:
                     )
             found.append(Endpoint(url, source, name))
     return found
+
+
+def publishing(scenario: Scenario, name: str) -> Scenario:
+    """Return a scenario whose instances tell their state in shared memory, as NAME-1, NAME-2, ....
+
+    Raises:
+        ConfigError: that is no name.
+    """
+    data = scenario.model_dump()
+    for number, item in enumerate(data["cluster"]["instances"]):
+        item["snapshot"] = f"shm:{name}-{number + 1}"
+    try:
+        return Scenario.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"--publish: {explain(error, Scenario)}") from None
 
 
 def _counted_up(url: str, replica: int, where: str) -> str:

@@ -33,6 +33,7 @@ class Driver:
     Attributes:
         outcomes: of the requests that have ended, in the order of their ends.
         lag_ps: how late each was sent [ps], in the order of sending.
+        stopped: somebody ended it before all was sent and answered.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Driver:
         self._world, self._pace, self._send, self._on_end = world, pace, send, on_end
         self._followups = FollowUps(world)
         self._open: set[asyncio.Task[None]] = set()
-        self._stopping = False
+        self.stopped = False
 
     async def run(self) -> list[Outcome]:
         """Send everything and wait for all ends; return the outcomes by number.
@@ -71,7 +72,7 @@ class Driver:
 
     async def stop(self) -> None:
         """Send nothing more; what is open ends as unfinished."""
-        self._stopping = True
+        self.stopped = True
         while self._open:
             for task in self._open:
                 task.cancel()
@@ -90,7 +91,7 @@ class Driver:
         outcome = await self._send(index, at_ps)
         self.outcomes.append(outcome)
         self._on_end(outcome)
-        if not self._stopping and self._followups:
+        if not self.stopped and self._followups:
             end_ps = self._pace.now_ps() if outcome.end_ps is None else outcome.end_ps
             for child, due_ps in self._followups.released(index, end_ps):
                 self._keep(self._later(child, due_ps))

@@ -98,14 +98,15 @@ class Sender:
             index: number of the request.
             due_ps: when it was to be sent [ps].
         """
+        prompt = int(self.world.known.prompt_tokens[index, 0])
+        data = self._body(index, prompt)  # before the clock is read: a client has its prompt
         sent_ps = self.clock.now_ps()
         outcome = Outcome(index=index, due_ps=due_ps, sent_ps=sent_ps)
-        prompt = int(self.world.known.prompt_tokens[index, 0])
         cancel_ps = int(self.world.truth.cancel_after_ps[index])
         deadline = None if cancel_ps < 0 else self.clock.loop_time(sent_ps + cancel_ps)
         try:
             async with asyncio.timeout_at(deadline) as patience:
-                await self._exchange(outcome, prompt)
+                await self._exchange(outcome, data)
         except asyncio.CancelledError:
             outcome.reason = "running" if outcome.answer.chunk_ps else outcome.reason
         except _ServerError as error:
@@ -126,10 +127,9 @@ class Sender:
         )
         return outcome
 
-    async def _exchange(self, outcome: Outcome, prompt_tokens: int) -> None:
+    async def _exchange(self, outcome: Outcome, data: bytes) -> None:
         headers = {_HEADER: str(self.world.request_id[outcome.index]), "Content-Type": "application/json"}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=self.timeout_s)
-        data = self._body(outcome.index, prompt_tokens)
         async with self.session.post(self.url + COMPLETIONS, data=data, headers=headers, timeout=timeout) as response:
             outcome.reason = "waiting"
             if response.status != 200:

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -141,9 +142,21 @@ class MockCluster:
 
 
 async def serve(
-    cluster: MockCluster, host: str, port: int | Sequence[int], on_ready: Callable[[MockCluster], None]
+    cluster: MockCluster,
+    host: str,
+    port: int | Sequence[int],
+    on_ready: Callable[[MockCluster], None],
+    *,
+    until_input_ends: bool = False,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; the arguments are those of `MockCluster.start`.
+    """Serve until SIGINT or SIGTERM; host and port are those of `MockCluster.start`.
+
+    Args:
+        cluster: the servers.
+        host: where.
+        port: of each instance, or of the first.
+        on_ready: is told when all of them listen.
+        until_input_ends: stop at the end of standard input, too, so that whoever started this process need not live.
 
     Raises:
         ConfigError: a port or a shared memory is taken.
@@ -152,9 +165,17 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    if until_input_ends:
+        loop.add_reader(sys.stdin.fileno(), _ended, loop, stop)
     await cluster.start(host, port)
     try:
         on_ready(cluster)
         await stop.wait()
     finally:
         await cluster.stop()
+
+
+def _ended(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Note that there is something to read, which is the end: nobody ever writes there."""
+    loop.remove_reader(sys.stdin.fileno())
+    stop.set()

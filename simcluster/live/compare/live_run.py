@@ -1,0 +1,143 @@
+"""One policy in front of live servers: the router in this process, driven by the client."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from simcluster.live.client.drive import Driver
+from simcluster.live.client.send import Outcome, Sender
+from simcluster.live.clock import LiveClock
+from simcluster.live.compare.lookup import TraceAnswers, TraceRequests
+from simcluster.live.compare.mock_process import mock_process
+from simcluster.live.endpoints import endpoints, require_urls
+from simcluster.live.record import LiveRun
+from simcluster.live.router.core import AUTO, RouterSetup
+from simcluster.live.router.dispatcher import LiveDecision
+from simcluster.live.router.server import RouterServer
+from simcluster.scenario import Scenario
+from simcluster.world import World
+
+__all__ = ["LiveSetup", "run_live"]
+
+_LEAD_S = 0.2  # from the start of the client's clock to the trace's 0: connections and code get warm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSetup:
+    """What all policies of a comparison share.
+
+    Attributes:
+        scenario: as it is run.
+        path: where it was read.
+        world: what it fixes.
+        speed: simulated seconds per second; 1 with real servers.
+        mock_arguments: of `simcluster mock`; None: the scenario's servers are used.
+    """
+
+    scenario: Scenario
+    path: Path
+    world: World
+    speed: float = 1.0
+    mock_arguments: Sequence[str] | None = None
+
+    @property
+    def is_mock(self) -> bool:
+        """Whether the servers are mock ones."""
+        return self.mock_arguments is not None
+
+    def patient(self) -> Scenario:
+        """Return the scenario with time-outs as long as they are in simulated time, which wall-clock time is not."""
+        live, slowness = self.scenario.live, max(1.0, 1.0 / self.speed)
+        names = ("first_byte_timeout_s", "stall_timeout_s", "drain_s")
+        longer = {name: getattr(live, name) * slowness for name in names}
+        return self.scenario.model_copy(update={"live": live.model_copy(update=longer)})
+
+
+async def run_live(
+    setup: LiveSetup, policy: str, on_end: Callable[[Outcome], None] = lambda _: None
+) -> tuple[LiveRun, dict[str, Any]]:
+    """Run one policy; being cancelled it returns what there is.
+
+    Args:
+        setup: what is run.
+        policy: who decides.
+        on_end: is told of every end.
+
+    Returns:
+        The run, and what mock servers reported, else nothing.
+
+    Raises:
+        ConfigError: an instance has no url, or the policy cannot run live.
+        MockServersError: the mock servers do not start.
+    """
+    async with AsyncExitStack() as stack:
+        if setup.mock_arguments is None:
+            servers = None
+            urls = require_urls(endpoints(setup.scenario, setup.path), setup.path)
+        else:
+            servers = await stack.enter_async_context(mock_process(setup.mock_arguments))
+            urls = servers.urls
+        run = await _drive(setup, policy, urls, on_end)
+    return run, {} if servers is None else servers.report
+
+
+async def _drive(setup: LiveSetup, policy: str, urls: list[str], on_end: Callable[[Outcome], None]) -> LiveRun:
+    world = setup.world
+    requests = TraceRequests(world)
+    made: list[LiveDecision] = []
+    router = RouterServer(
+        RouterSetup(
+            scenario=setup.patient(),
+            path=setup.path,
+            world=world,
+            policy=policy,
+            speed=setup.speed,
+            requests=requests,
+            rewrite=TraceAnswers(world, requests, mock=setup.is_mock),
+            on_decision=made.append,
+            urls=urls,
+        )
+    )
+    url = await router.start("127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            clock = LiveClock(setup.speed, lead_s=_LEAD_S)
+            sender = Sender(world, clock, session, url, AUTO, timeout_s=600.0 * max(1.0, 1.0 / setup.speed))
+            driver = Driver(world, clock, sender.send, on_end)
+            outcomes = await driver.run()
+            clock_ps = clock.now_ps()
+    finally:
+        await router.stop()
+    return LiveRun(
+        policy=policy,
+        outcomes=outcomes,
+        lag_ps=driver.lag_ps,
+        decisions=[(requests.index_of[each.request.index], each.decision, each.age_ps, each.beside) for each in made],
+        estimators=router.core.dispatcher.estimators,
+        clock_ps=clock_ps,
+        interrupted=driver.stopped,
+        how=_how(setup, urls),
+    )
+
+
+def _how(setup: LiveSetup, urls: list[str]) -> dict[str, Any]:
+    """Return what a manifest says about the servers and about what was assumed."""
+    lengths = (
+        "mock servers know the answer lengths of the trace by the ids of requests; routers do not"
+        if setup.is_mock
+        else "servers were made to answer at the trace's lengths by max_tokens and ignore_eos; their snapshots show it"
+    )
+    return {
+        "servers": "mock" if setup.is_mock else "real servers",
+        "urls": urls,
+        "speed": setup.speed,
+        "assumptions": [
+            lengths,
+            "prompts are token ids that mean nothing, as many as the trace has",
+            "times are the client's, from the sending of a request; what HTTP and the router take is in them",
+        ],
+    }
