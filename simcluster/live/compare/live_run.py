@@ -1,5 +1,6 @@
 """One policy in front of live servers: the router in this process, driven by the client."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from simcluster.live.router.core import AUTO, RouterSetup
 from simcluster.live.router.dispatcher import LiveDecision
 from simcluster.live.router.server import RouterServer
 from simcluster.scenario import Scenario
+from simcluster.units import ps_from_seconds
 from simcluster.world import World
 
 __all__ = ["LiveSetup", "run_live"]
@@ -48,6 +50,14 @@ class LiveSetup:
     def is_mock(self) -> bool:
         """Whether the servers are mock ones."""
         return self.mock_arguments is not None
+
+    @property
+    def end_ps(self) -> int | None:
+        """When a run ends whether or not all is done [ps]; None: when all is done."""
+        measure, arrivals = self.scenario.measure, self.world.known.arrival_ps
+        if measure.horizon_s is not None:
+            return ps_from_seconds(measure.horizon_s)
+        return None if measure.drain else int(arrivals[-1])
 
     def patient(self) -> Scenario:
         """Return the scenario with time-outs as long as they are in simulated time, which wall-clock time is not."""
@@ -108,7 +118,9 @@ async def _drive(setup: LiveSetup, policy: str, urls: list[str], on_end: Callabl
             clock = LiveClock(setup.speed, lead_s=_LEAD_S)
             sender = Sender(world, clock, session, url, AUTO, timeout_s=600.0 * max(1.0, 1.0 / setup.speed))
             driver = Driver(world, clock, sender.send, on_end)
-            outcomes = await driver.run()
+            end_ps = setup.end_ps
+            async with asyncio.timeout_at(None if end_ps is None else clock.loop_time(end_ps)) as horizon:
+                outcomes = await driver.run()  # cut short it returns what there is
             clock_ps = clock.now_ps()
     finally:
         await router.stop()
@@ -119,7 +131,7 @@ async def _drive(setup: LiveSetup, policy: str, urls: list[str], on_end: Callabl
         decisions=[(requests.index_of[each.request.index], each.decision, each.age_ps, each.beside) for each in made],
         estimators=router.core.dispatcher.estimators,
         clock_ps=clock_ps,
-        interrupted=driver.stopped,
+        interrupted=driver.stopped and not horizon.expired(),
         how=_how(setup, urls),
     )
 
