@@ -8,7 +8,7 @@ import polars as pl
 from simcluster.predict.cost import Price, prices_of
 from simcluster.predict.predictor import Predictor
 from simcluster.predict.table import Table
-from simcluster.predict.train import starts_of
+from simcluster.predict.train import matrix_of, starts_of
 
 __all__ = ["predicted_table"]
 
@@ -43,8 +43,7 @@ def predicted_table(
         features.append(predictor.features(prompt))
         if k % 256 == 0:
             progress(0.8 * k / len(table.prompts))
-    of_prompt = np.stack(features)
-    matrix = np.concatenate([of_prompt[table.prompt], of_model[table.model]], axis=1)
+    matrix = matrix_of(predictor, table, np.stack(features), of_model)
     columns: dict[str, object] = {
         "prompt": [table.prompts[k] for k in table.prompt],
         "model": [names[k] for k in table.model],

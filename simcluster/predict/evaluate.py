@@ -12,7 +12,7 @@ from simcluster.predict.features import PROMPT_FEATURES
 from simcluster.predict.heads import HeadKind
 from simcluster.predict.predictor import Predictor
 from simcluster.predict.table import Table
-from simcluster.predict.train import means_of, starts_of, target_of
+from simcluster.predict.train import matrix_of, means_of, starts_of, target_of
 from simcluster.request import FloatArray, IntArray
 from simcluster.rng import seeded
 
@@ -72,7 +72,7 @@ def evaluate(
         of_prompt[k] = predictor.features(table.prompts[k])
         if number % 256 == 0:
             progress(0.5 * number / held.sum())
-    matrix = np.concatenate([of_prompt[table.prompt], of_model[table.model]], axis=1)
+    matrix = matrix_of(predictor, table, of_prompt, of_model)
     heads: dict[str, Any] = {}
     for kind, head in predictor.heads.items():
         target = target_of(table, kind)

@@ -6,7 +6,7 @@ best iteration, as LightGBM's own text, so that a reloaded head predicts exactly
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -46,7 +46,11 @@ class Rounds:
         learning_rate: share of a tree's correction that is taken.
         min_rows: training rows of a leaf at least.
         l2: pull of leaves towards 0.
-        share: share of the rows and of the features that a tree sees.
+        share: share of the rows that a tree sees.
+        feature_share: share of the features that a tree sees.
+        random_cuts: draw one cut per feature at each split, and take the best of these (extremely randomised trees).
+        per_prompt: min_rows and l2 count prompts, however many models answered each.
+        refit: train again for as long on all rows, validation included.
     """
 
     most: int = 300
@@ -56,21 +60,46 @@ class Rounds:
     min_rows: int = 20
     l2: float = 0.0
     share: float = 1.0
+    feature_share: float = 1.0
+    random_cuts: bool = False
+    per_prompt: bool = False
+    refit: bool = False
 
     def settings(self) -> dict[str, Any]:
         """Return them by LightGBM's names."""
-        part = {"bagging_fraction": self.share, "bagging_freq": 1, "feature_fraction": self.share}
+        part = {"bagging_fraction": self.share, "bagging_freq": 1}
         return {
             "num_leaves": self.num_leaves,
             "learning_rate": self.learning_rate,
             "min_data_in_leaf": self.min_rows,
             "lambda_l2": self.l2,
             **(part if self.share < 1 else {}),
+            **({"feature_fraction": self.feature_share} if self.feature_share < 1 else {}),
+            **({"extra_trees": True} if self.random_cuts else {}),
         }
 
+    def for_rows(self, rows: int, prompts: int) -> "Rounds":
+        """Return them with min_rows and l2 in rows, if they count prompts, for so many answers to so many prompts."""
+        if not self.per_prompt:
+            return self
+        times = rows / prompts
+        return replace(self, min_rows=max(1, round(self.min_rows * times)), l2=self.l2 * times, per_prompt=False)
 
-GENTLE = Rounds(most=600, patience=40, num_leaves=7, learning_rate=0.02, min_rows=200, l2=50.0, share=0.5)
-"""For corrections of means that are nearly right."""
+
+GENTLE = Rounds(
+    most=400,
+    patience=50,
+    num_leaves=31,
+    learning_rate=0.03,
+    min_rows=5,
+    l2=10.0,
+    share=0.5,
+    feature_share=0.3,
+    random_cuts=True,
+    per_prompt=True,
+    refit=True,
+)
+"""For corrections of means that are nearly right: chosen by cross-validation inside of training prompts alone."""
 
 
 class Head:
@@ -100,7 +129,7 @@ class Head:
             )
         self.kind, self.trees, self.best_iteration = kind, trees, best_iteration
         self.names: tuple[str, ...] = tuple(self._booster.feature_name())
-        self._low, self._high = _BOUNDS[kind]
+        self.low, self.high = _BOUNDS[kind]
 
     @property
     def digest(self) -> str:
@@ -118,7 +147,7 @@ class Head:
             (n,) qualities 0 to 1, or lengths [tokens], 1 or more.
         """
         found: Any = self._booster.predict(matrix, num_threads=1)  # more threads cost more than they bring
-        values: FloatArray = np.minimum(np.maximum(found + start, self._low), self._high)
+        values: FloatArray = np.minimum(np.maximum(found + start, self.low), self.high)
         return values
 
     def predict_columns(self, columns: Mapping[str, npt.ArrayLike]) -> FloatArray:
@@ -155,8 +184,8 @@ def train_head(
         names: the features.
         matrix: (n, k) features.
         target: (n,) qualities 0 to 1, or lengths [tokens]; less what the trees are to correct.
-        validation: (n,) rows that only decide when to stop; without any, all rounds are taken.
-        rounds: how long to train.
+        validation: (n,) rows that decide when to stop; without any, all rounds are taken.
+        rounds: how long to train, by rows.
         categorical: features that are numbers of a category.
 
     Source: paper B.4.
@@ -181,6 +210,11 @@ def train_head(
         callbacks=[lightgbm.early_stopping(rounds.patience, verbose=False)] if stops else None,
     )
     best = booster.best_iteration if stops else rounds.most
+    if stops and rounds.refit:
+        data = lightgbm.Dataset(
+            matrix, target, feature_name=list(names), categorical_feature=list(categorical), params=settings
+        )
+        booster = lightgbm.train(settings, data, num_boost_round=best)
     best = max(1, min(best, booster.num_trees()))
     return Head(kind, _without_settings(booster.model_to_string(num_iteration=best)), best)
 

@@ -13,14 +13,26 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from simcluster.errors import PredictorError
 from simcluster.predict.features import BUCKETS, COMPONENTS, PROMPT_FEATURES, UNIT, Projection, prompt_features
 from simcluster.predict.heads import Head, HeadKind
+from simcluster.predict.joint import JointHeads
 from simcluster.predict.tokens import ESTIMATE, Tokens, load_tokens
 from simcluster.records import write_json
 from simcluster.request import FloatArray
 from simcluster.validation import explain
 
-__all__ = ["FEATURES", "Baseline", "ModelInfo", "Origin", "Predictor", "Split", "Start", "load_predictor"]
+__all__ = [
+    "FEATURES",
+    "FEATURES_AND_TASK",
+    "Baseline",
+    "ModelInfo",
+    "Origin",
+    "Predictor",
+    "Split",
+    "Start",
+    "load_predictor",
+]
 
 FEATURES = (*PROMPT_FEATURES, "model", "log_parameters", "max_model_len")
+FEATURES_AND_TASK = (*FEATURES, "task")
 
 _Text = Annotated[str, Field(min_length=1)]
 _Share = Annotated[float, Field(ge=0, lt=1)]
@@ -79,7 +91,7 @@ class Split(_Model):
     Attributes:
         seed: seed of the hash.
         held_out: share of prompts that training never saw.
-        validation: share of the others that only decided when to stop.
+        validation: share of the others that decided when to stop.
     """
 
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -149,6 +161,7 @@ class Predictor:
         split: which prompts were held out.
         start: what the trees correct: nothing, or the mean of the request's task, which then must be known.
         baselines: means of the training rows.
+        columns: the features of the heads: FEATURES, or FEATURES_AND_TASK where they look at the request's task.
         heads: the trained heads; one may be absent.
     """
 
@@ -159,6 +172,7 @@ class Predictor:
     split: Split
     start: Start = "nothing"
     baselines: tuple[Baseline, ...]
+    columns: tuple[str, ...] = FEATURES
     heads: dict[HeadKind, Head]
 
     def features(self, prompt: str) -> FloatArray:
@@ -214,7 +228,7 @@ class Predictor:
     ) -> Callable[[str, str | None], tuple[FloatArray, FloatArray]]:
         """Return a function from a prompt and its task to the qualities (j,) and answer lengths (j,) [tokens].
 
-        One call of each head predicts all models. The task is looked at only where the heads start from task means.
+        One call predicts all models. The task is looked at only where the heads start from task means.
 
         Args:
             models: models; replicas of one model need no row of their own.
@@ -223,19 +237,28 @@ class Predictor:
         Raises:
             PredictorError: a model was not trained on, or a head is absent.
         """
-        accuracy, length = self.head("accuracy"), self.head("length")
-        matrix = np.empty((len(models), len(FEATURES)))
-        matrix[:, len(PROMPT_FEATURES) :] = self.model_rows(models, allow_unseen)
-
-        starts: dict[str | None, tuple[FloatArray | float, FloatArray | float]] = {}
+        kinds: tuple[HeadKind, ...] = ("accuracy", "length")
+        joint = JointHeads(*map(self.head, kinds))
+        matrix = np.empty((len(models), len(self.columns)))
+        matrix[:, len(PROMPT_FEATURES) : len(FEATURES)] = self.model_rows(models, allow_unseen)
+        numbers = self.task_numbers()
+        starts: dict[str | None, FloatArray] = {}
 
         def predict(prompt: str, task: str | None) -> tuple[FloatArray, FloatArray]:
             if task not in starts:
-                starts[task] = (self.starts("accuracy", models, task), self.starts("length", models, task))
+                of_kind = [np.broadcast_to(self.starts(kind, models, task), len(models)) for kind in kinds]
+                starts[task] = np.stack(of_kind, axis=1)
             matrix[:, : len(PROMPT_FEATURES)] = self.features(prompt)
-            return accuracy.predict(matrix, starts[task][0]), length.predict(matrix, starts[task][1])
+            matrix[:, len(FEATURES) :] = numbers.get(task, np.nan)
+            found = joint.predict(matrix, starts[task])
+            return found[:, 0], found[:, 1]
 
         return predict
+
+    def task_numbers(self) -> dict[str | None, float]:
+        """Return the number of each task that was trained on: the feature `task`."""
+        tasks = {each.task for each in self.baselines if each.task is not None}
+        return {task: float(number) for number, task in enumerate(sorted(tasks))}
 
     def starts(self, kind: HeadKind, models: Sequence[str], task: str | None) -> FloatArray | float:
         """Return what the trees of a head correct, (j,) or 0."""
@@ -251,7 +274,7 @@ class Predictor:
             origin=self.origin,
             tokens=self.tokens.name,
             start=self.start,
-            features=list(FEATURES),
+            features=list(self.columns),
             models=list(self.models),
             split=self.split,
             baselines=list(self.baselines),
@@ -289,8 +312,9 @@ def load_predictor(path: Path, tokenizer: Path | None = None) -> Predictor:
         content = _File.model_validate_json(text)
     except ValidationError as error:
         raise PredictorError(f"{path}: {explain(error, _File)}") from None
-    missing = [name for name in FEATURES if name not in content.features]
-    if missing or len(content.features) != len(FEATURES):
+    columns = tuple(content.features)
+    missing = [name for name in FEATURES if name not in columns]
+    if missing or columns not in (FEATURES, FEATURES_AND_TASK):
         found = f"the feature {missing[0]} is missing" if missing else "there are unknown features"
         raise PredictorError(f"{path}: {found}; train the predictor again")
     heads: dict[HeadKind, Head] = {}
@@ -302,7 +326,7 @@ def load_predictor(path: Path, tokenizer: Path | None = None) -> Predictor:
             heads[kind] = Head(kind, trees, stored.best_iteration)
         except PredictorError as error:
             raise PredictorError(f"{path}: {error}") from None
-        if heads[kind].names != FEATURES:
+        if heads[kind].names != columns:
             raise PredictorError(f"{path}: heads.{kind} was trained on other features; train the predictor again")
     return Predictor(
         origin=content.origin,
@@ -312,6 +336,7 @@ def load_predictor(path: Path, tokenizer: Path | None = None) -> Predictor:
         split=content.split,
         start=content.start,
         baselines=tuple(content.baselines),
+        columns=columns,
         heads=heads,
     )
 

@@ -8,13 +8,13 @@ import numpy as np
 from simcluster.errors import PredictorError
 from simcluster.predict.features import PROMPT_FEATURES, fit_projection, prompt_features
 from simcluster.predict.heads import GENTLE, HeadKind, Rounds, train_head
-from simcluster.predict.predictor import FEATURES, Baseline, Origin, Predictor, Split, Start
+from simcluster.predict.predictor import FEATURES, FEATURES_AND_TASK, Baseline, Origin, Predictor, Split, Start
 from simcluster.predict.table import Table
 from simcluster.predict.tokens import load_tokens
 from simcluster.request import FloatArray
 from simcluster.rng import seeded
 
-__all__ = ["means_of", "starts_of", "target_of", "train_predictor"]
+__all__ = ["matrix_of", "means_of", "starts_of", "target_of", "train_predictor"]
 
 _FEWEST_PROMPTS = 20
 
@@ -79,10 +79,11 @@ def train_predictor(
         split=split,
         start=start,
         baselines=_baselines(table, used),
+        columns=FEATURES if start == "nothing" else FEATURES_AND_TASK,
         heads={},
     )
-    of_model = predictor.model_rows([each.name for each in table.models])
-    matrix = np.concatenate([of_prompt[table.prompt], of_model[table.model]], axis=1)
+    matrix = matrix_of(predictor, table, of_prompt, predictor.model_rows([each.name for each in table.models]))
+    categorical = [name for name in ("model", "task") if name in predictor.columns]
     stop = split.held_out + split.validation * (1 - split.held_out)
     validation = place[table.prompt] < stop
     kinds: tuple[HeadKind, ...] = ("accuracy", "length")
@@ -91,13 +92,31 @@ def train_predictor(
         rows = used & ~np.isnan(target)
         if (rows & ~validation).any():
             target = target - starts_of(predictor, table, kind)
+            taken = rounds.for_rows(int(rows.sum()), len(np.unique(table.prompt[rows])))
             predictor.heads[kind] = train_head(
-                kind, FEATURES, matrix[rows], target[rows], validation[rows], rounds, categorical=["model"]
+                kind, predictor.columns, matrix[rows], target[rows], validation[rows], taken, categorical
             )
         progress(0.7 + 0.3 * number)
     if not predictor.heads:
         raise PredictorError("the table has neither score nor output_tokens in its training rows; add one of them")
     return predictor
+
+
+def matrix_of(predictor: Predictor, table: Table, of_prompt: FloatArray, of_model: FloatArray) -> FloatArray:
+    """Return the features of each row, (n, k), in the order of the predictor's columns.
+
+    Args:
+        predictor: says which.
+        table: n rows; its tasks are looked at where they are a feature, NaN for one that was not trained on.
+        of_prompt: features of the table's prompts.
+        of_model: features of the table's models, (m, 3).
+    """
+    parts = [of_prompt[table.prompt], of_model[table.model]]
+    if "task" in predictor.columns:
+        numbers = predictor.task_numbers()
+        tasks = [None] * len(table) if table.task is None else table.task.tolist()
+        parts.append(np.array([[numbers.get(task, np.nan)] for task in tasks]))
+    return np.concatenate(parts, axis=1)
 
 
 def starts_of(predictor: Predictor, table: Table, kind: HeadKind) -> FloatArray:
