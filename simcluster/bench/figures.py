@@ -12,6 +12,7 @@ from simcluster.bench import (
     engine_figures,
     instructions,
     live,
+    predict_figures,
     router_figures,
     run_figures,
     snapshot_figures,
@@ -165,6 +166,12 @@ FIGURES: dict[str, Benchmark] = {
     ),
     "router-ttft": Benchmark(
         "live router, added to the first event, one stream", "ms", _at_most(1), router_figures.router_added_ttft
+    ),
+    "predict": Benchmark(
+        "predictions for one request: features and both heads for all models",
+        "us",
+        _at_most(300),
+        predict_figures.prediction,
     ),
 }
 

@@ -1,11 +1,13 @@
 """Two heads behind one call, for one request at a time: most of a small prediction is what the call itself costs."""
 
 import re
+from ctypes import byref, c_int64, c_void_p
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from simcluster.errors import PredictorError
 from simcluster.predict.heads import Head
 from simcluster.request import FloatArray
 
@@ -13,6 +15,7 @@ __all__ = ["JointHeads"]
 
 _TREE = re.compile(r"^Tree=\d+\n", re.MULTILINE)
 _END = "end of trees\n"
+_FLOAT64, _BY_ROW, _RAW_SCORE, _ALL = 1, 1, 1, -1  # LightGBM's C API: data type, layout, what to predict, trees
 _NOTHING = "num_leaves=1\nnum_cat=0\nleaf_value=0\nis_linear=0\nshrinkage=1\n\n\n"  # a tree that adds 0
 
 
@@ -21,6 +24,9 @@ class JointHeads:
 
     Args:
         heads: heads of the same features.
+
+    Raises:
+        PredictorError: on predicting, LightGBM refuses.
     """
 
     def __init__(self, *heads: Head) -> None:
@@ -29,6 +35,9 @@ class JointHeads:
         self._booster = lightgbm.Booster(model_str=_joined([head.trees for head in heads]))
         self._low = np.array([head.low for head in heads])
         self._high = np.array([head.high for head in heads])
+        library = getattr(lightgbm.basic, "_LIB", None)
+        self._call: Any = getattr(library, "LGBM_BoosterPredictForMat", None)
+        self._handle: Any = getattr(self._booster, "_handle", None)
 
     def predict(self, matrix: FloatArray, start: FloatArray | float = 0.0) -> FloatArray:
         """Predict rows, bit for bit what each head predicts, (n, heads).
@@ -37,9 +46,23 @@ class JointHeads:
             matrix: (n, k) features.
             start: (n, heads) what the trees correct, as in training.
         """
-        found: Any = self._booster.predict(matrix, num_threads=1, raw_score=True)
+        found = self._sums(matrix)
         values: FloatArray = np.minimum(np.maximum(found + start, self._low), self._high)
         return values
+
+    def _sums(self, matrix: FloatArray) -> FloatArray:
+        """Return what the trees sum up to, (n, heads): by LightGBM's C API, since its Python wrapper costs 0.02 ms."""
+        if self._call is None or self._handle is None:
+            return np.asarray(self._booster.predict(matrix, num_threads=1, raw_score=True)).reshape(len(matrix), -1)
+        rows = np.ascontiguousarray(matrix, dtype=np.float64)
+        found = np.empty((len(rows), len(self._low)))
+        size = c_int64()
+        place, into = c_void_p(rows.ctypes.data), c_void_p(found.ctypes.data)
+        shape = (_FLOAT64, *rows.shape, _BY_ROW)
+        status = self._call(self._handle, place, *shape, _RAW_SCORE, 0, _ALL, b"num_threads=1", byref(size), into)
+        if status != 0 or size.value != found.size:
+            raise PredictorError("LightGBM could not predict with the predictor's trees; train it again")
+        return found
 
 
 def _joined(texts: list[str]) -> str:

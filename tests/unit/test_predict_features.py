@@ -1,6 +1,7 @@
 """Features of a prompt: hashing, projection, counts, wording, tokens."""
 
 import json
+import re
 import string
 import subprocess
 import sys
@@ -180,6 +181,61 @@ def test_instructions_are_found_at_both_ends_of_a_long_prompt_and_not_inside() -
     assert wording("Summarize this. " + material)[place] == 1
     assert wording(material + "Summarize this.")[place] == 1
     assert wording(material + "summary " + material)[place] == 0
+
+
+PIECES = [
+    "a",
+    "b)",
+    "(c)",
+    "4:",
+    "1.",
+    " ",
+    "\n",
+    "(",
+    "at most",
+    "up to",
+    "under",
+    "limit",
+    "maximum",
+    "more than",
+    "or more",
+]
+PIECES += [
+    "at least",
+    "three",
+    "12",
+    "\u0663",
+    "words",
+    "sentence",
+    "_",
+    "\u212a",
+    "\ud800",
+    "x",
+    "-",
+    "\u00e9",
+    "list",
+    "explain",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
+def test_wording_is_what_the_plain_patterns_find(text: str) -> None:
+    found = dict(zip(WORDING_FEATURES, wording(text), strict=True))
+    lower = text.lower()
+    most = "at most|no more than|not more than|less than|fewer than|under|up to|within|maximum|max|limit"
+    assert found["has_at_most"] == bool(re.search(rf"\b(?:{most})\b", lower))
+    assert found["has_at_least"] == bool(re.search(r"\b(?:at least|no less than|more than|minimum|or more)\b", lower))
+    assert found["has_choices"] == bool(re.search(r"(?:^|\s)\(?[a-d1-4][).:]\s", lower))
+    words = re.findall(r"[a-z]+|\d+", lower)
+    assert found["task_list"] == ("list" in words)
+    assert found["task_explain"] == ("explain" in words)
+    number = r"\d{1,5}|three"
+    stated = re.search(rf"\b({number})[ -](?:[a-z]+[ -])?(words|sentence)\b", lower)
+    if stated is None:
+        assert not found["has_stated_length"]
+    else:
+        times = {"words": 1, "sentence": 20}[stated[2]]
+        assert found["stated_words"] == (3 if stated[1] == "three" else int(stated[1])) * times
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------
