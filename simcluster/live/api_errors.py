@@ -1,5 +1,6 @@
 """Errors of the OpenAI-compatible API as HTTP answers."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -22,3 +23,5 @@ async def answer_errors(
         if error.status < 400:
             raise
         return web.json_response(error_body(ApiError(error.status, error.reason)), status=error.status)
+    except ConnectionError as error:  # the client has left while something was written to it
+        raise asyncio.CancelledError from error
