@@ -1,5 +1,6 @@
 """What is known about an instance: its model, engine, prices and step-time models."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from simcluster import _native
 from simcluster.card import FrontEnd, ServiceRates, StepTimeFit
 from simcluster.units import ps_from_seconds
 
-__all__ = ["InstanceSpec", "TrueModel", "lognormal_factors", "step_time_model"]
+__all__ = ["InstanceSpec", "TrueModel", "lognormal_factors", "recorded_factors", "step_time_model"]
 
 _NOISE_ROWS = 4096
 _FACTOR_UNIT = 2**32
@@ -109,4 +110,17 @@ def lognormal_factors(sigma: float) -> npt.NDArray[np.int64]:
     shares = (np.arange(_NOISE_ROWS) + 0.5) / _NOISE_ROWS
     factors = np.exp(sigma * ndtri(shares))
     units: npt.NDArray[np.int64] = np.rint(factors / factors.mean() * _FACTOR_UNIT).astype(np.int64)
+    return units
+
+
+def recorded_factors(residuals: Sequence[float]) -> npt.NDArray[np.int64]:
+    """Return recorded over predicted times of steps as factors, in units of 2**-32.
+
+    Args:
+        residuals: (n,) equally likely ones, above 0; their mean is kept, since it is part of what was recorded.
+
+    Returns:
+        (n,) int64.
+    """
+    units: npt.NDArray[np.int64] = np.rint(np.asarray(residuals) * _FACTOR_UNIT).astype(np.int64)
     return units

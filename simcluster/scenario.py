@@ -90,10 +90,22 @@ class Price(_Model):
 
 
 class Noise(_Model):
-    """Noise of the true step time: log-normal with mean 1, independent per step."""
+    """Noise of the true step time: a factor per step, independent of the others."""
 
-    kind: Literal["lognormal"] = "lognormal"
-    sigma: Annotated[float, Field(ge=0, le=1)] = 0.03
+    kind: Literal["auto", "recorded", "lognormal"] = Field(
+        "auto",
+        description="recorded: drawn from the card's recorded residuals; lognormal: assumed, mean 1; auto: recorded "
+        "where the card has residuals and no sigma is given",
+    )
+    sigma: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="of the log-normal factor's logarithm; default 0.03"
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if self.kind == "recorded" and self.sigma is not None:
+            raise ValueError(f"sigma = {self.sigma:g}; recorded noise has none; leave it out, or kind: lognormal")
+        return self
 
 
 class TrueModelSpec(_Model):

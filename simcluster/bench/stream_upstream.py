@@ -49,7 +49,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 async def _main() -> None:
     server = await asyncio.start_server(_serve, "127.0.0.1", 0, backlog=4096)
-    print(server.sockets[0].getsockname()[1], flush=True)  # noqa: T201  (the parent reads it)
+    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
     async with server:
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 

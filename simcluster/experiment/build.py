@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from simcluster import _native
 from simcluster.card import Card, load_card
 from simcluster.engine_options import resolve_engine_options
 from simcluster.errors import ConfigError, TraceError
-from simcluster.instance import InstanceSpec, TrueModel, lognormal_factors, step_time_model
+from simcluster.experiment.truth import fit_of, noise_in_words, true_model
+from simcluster.instance import InstanceSpec, TrueModel, step_time_model
 from simcluster.predict.beliefs import beliefs
 from simcluster.predict.cost import expected_cost
 from simcluster.request import FloatArray, IntArray, PrefixHashes, RequestColumns, RequestTruth
@@ -94,7 +94,7 @@ def _build_instances(
         card = load_card(find_file(item.card, "calibration", ".json", path.parent, f"{where}.card"))
         engine, found = resolve_engine_options(item.engine, card, f"{where}.engine")
         warnings.extend(found)
-        believed = _fit(card, item.believed_model.fit, f"{where}.believed_model.fit")
+        believed = fit_of(card, item.believed_model.fit, f"{where}.believed_model.fit")
         for replica in range(item.replicas):
             name = item.name or card.name
             spec = InstanceSpec(
@@ -111,7 +111,7 @@ def _build_instances(
                 badge=card.badge,
             )
             specs.append(spec)
-            models.append(_true_model(item, card, seed, spec.index, where))
+            models.append(true_model(item.true_model, card, seed, spec.index, f"{where}.true_model"))
             cards.append(card)
             items.append(item)
     notes.extend(_card_notes(cards, items))
@@ -119,38 +119,17 @@ def _build_instances(
     return specs, models, cards
 
 
-def _fit(card: Card, name: Any, where: str) -> Any:
-    if name not in card.fits:
-        raise ConfigError(f"{where} = {name!r}; the card {card.name} has {', '.join(sorted(card.fits))}")
-    return card.fits[name]
-
-
-def _true_model(item: Instance, card: Card, seed: int, index: int, where: str) -> TrueModel:
-    spec = item.true_model
-    fit = _fit(card, spec.fit or card.chosen_fit, f"{where}.true_model.fit")
-    noise, text = None, "no noise"
-    if spec.noise is not None and spec.noise.sigma > 0:
-        noise = _native.StepNoise(lognormal_factors(spec.noise.sigma), seed, index)
-        text = f"log-normal noise of {spec.noise.sigma:.0%} per step (assumed)"
-    scale = f" times {spec.scale:g}" if spec.scale != 1 else ""
-    return TrueModel(
-        step_time=step_time_model(fit, card.host_time_s, spec.scale),
-        noise=noise,
-        description=f"{spec.fit or card.chosen_fit} fit{scale}, {text}",
-    )
-
-
 def _card_notes(cards: list[Card], items: list[Instance]) -> list[str]:
     """Say once what holds for several cards."""
     lines: dict[str, list[str]] = {}
     for card, item in zip(cards, items, strict=True):
         truth = item.true_model
-        noise = f"{truth.noise.sigma:.0%} log-normal noise" if truth.noise else "no noise"
+        noise = noise_in_words(truth, card)
         assumed = ", ".join(sorted({a.field.split(".")[0] for a in card.assumptions}))
         for text in (
             card.badge,
             f"step times {card.provenance} ({card.device})",
-            f"true steps follow the {truth.fit or card.chosen_fit} fit with {noise} (assumed), "
+            f"true steps follow the {truth.fit or card.chosen_fit} fit with {noise}, "
             f"routers believe the {item.believed_model.fit} fit",
             f"assumed in the card (see it for why): {assumed}" if assumed else "",
         ):
