@@ -62,7 +62,7 @@ class LiveSetup:
     def patient(self) -> Scenario:
         """Return the scenario with time-outs as long as they are in simulated time, which wall-clock time is not."""
         live, slowness = self.scenario.live, max(1.0, 1.0 / self.speed)
-        names = ("first_byte_timeout_s", "stall_timeout_s", "drain_s")
+        names = ("first_byte_timeout_s", "stall_timeout_s")
         longer = {name: getattr(live, name) * slowness for name in names}
         return self.scenario.model_copy(update={"live": live.model_copy(update=longer)})
 
