@@ -245,7 +245,8 @@ class Live(_Model):
     )
     scrape_interval_s: _Duration = Field(0.2, description="between two readings of /metrics")
     connect_timeout_s: _Duration = 5.0
-    first_byte_timeout_s: _Duration = Field(60.0, description="then another instance gets the request")
+    first_byte_timeout_s: _Duration = Field(60.0, description="for a stream; then another instance gets the request")
+    whole_timeout_s: _Duration = Field(600.0, description="the same for an answer in one piece, which comes at its end")
     stall_timeout_s: _Duration = Field(60.0, description="between two pieces of an answer, sent or taken")
     retries: Annotated[int, Field(ge=0, le=100)] = Field(2, description="further instances tried for one request")
     trip_after: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="failures in a row that mark an instance")
@@ -253,7 +254,7 @@ class Live(_Model):
     all_unhealthy: Literal["least_bad", "refuse"] = Field(
         "least_bad", description="where every instance is marked: try the best of them, or answer 503"
     )
-    max_body_bytes: Annotated[int, Field(ge=1024, le=2**31)] = 64 * 2**20
+    max_body_bytes: Annotated[int, Field(ge=1024, le=2**31)] = 8 * 2**20
     max_header_bytes: Annotated[int, Field(ge=1024, le=2**20)] = 16_384
     max_streams: Annotated[int, Field(ge=1, le=1_000_000)] = Field(10_000, description="open requests; then 503")
     drain_s: _Delay = Field(30.0, description="open answers may take so long when the router stops")

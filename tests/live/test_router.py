@@ -1,6 +1,7 @@
 """The live router: what passes through it, what it adds, and what it refuses."""
 
 import asyncio
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,16 @@ def test_what_makes_no_sense_is_refused_and_counted(
         assert all(each.requests == 0 for each in rig.upstreams)
 
     rig(tmp_path, check, live={"max_body_bytes": 2000})
+
+
+def test_a_packed_body_arrives_unpacked_and_says_so(tmp_path: Path) -> None:
+    async def check(rig: Rig) -> None:
+        plain = b'{"model": "M", "prompt": "x"}'
+        assert (await rig.post(gzip.compress(plain), Content_Encoding="gzip"))[0] == 200
+        assert rig.upstreams[0].body == plain
+        assert "Content-Encoding" not in rig.upstreams[0].headers
+
+    rig(tmp_path, check)
 
 
 def test_headers_that_are_too_large_are_refused(tmp_path: Path) -> None:

@@ -231,6 +231,21 @@ def test_a_hung_server_does_not_hold_up_the_others(tmp_path: Path) -> None:
     rig(tmp_path, check, live={"first_byte_timeout_s": 0.3, "retries": 1})
 
 
+def test_an_answer_in_one_piece_may_take_longer_than_a_first_token(tmp_path: Path) -> None:
+    async def late(upstream: Upstream, request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.4)
+        return await answer(upstream, request)
+
+    async def check(rig: Rig) -> None:
+        rig.upstreams[0].behave = late
+        assert (await rig.post())[0] == 200
+        assert (await rig.stream())[0] == 504
+        rig.upstreams[0].behave = hang
+        assert (await rig.post())[0] == 504
+
+    rig(tmp_path, check, instances=1, live={"first_byte_timeout_s": 0.1, "whole_timeout_s": 2.0, "trip_after": 100})
+
+
 def test_without_retries_a_hung_server_fails_its_own_requests_alone(tmp_path: Path) -> None:
     async def check(rig: Rig) -> None:
         rig.upstreams[0].behave = hang

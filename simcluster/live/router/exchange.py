@@ -91,6 +91,7 @@ class Exchange:
     def _headers(self) -> CIMultiDict[str]:
         headers = passed_on(self.http.headers)
         headers["X-Request-Id"] = self.request_id
+        headers.popall("Content-Encoding", None)  # the body was unpacked
         headers["Accept-Encoding"] = "identity"  # so that tokens can be counted
         return headers
 
@@ -123,7 +124,7 @@ class Exchange:
         own = core.dispatcher.sent(request, j, core.clock.now_ps())
         try:
             body = core.rewrite(self.body, self.asked, request, j)
-            answer = await core.upstreams.ask(j, self.http.path, body, headers)
+            answer = await core.upstreams.ask(j, self.http.path, body, headers, stream=self.asked.stream)
         except BaseException as error:
             if isinstance(error, AttemptError) and error.fault:
                 health.failed(self.number, core.clock.now_ps(), core.setup.scenario.live, at_once=error.gone)

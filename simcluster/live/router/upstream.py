@@ -115,14 +115,22 @@ class Upstreams:
         """Close all connections."""
         await self.session.close()
 
-    async def ask(self, instance: int, path: str, body: bytes, headers: CIMultiDict[str]) -> Answer:
+    async def ask(self, instance: int, path: str, body: bytes, headers: CIMultiDict[str], *, stream: bool) -> Answer:
         """Send a request and wait for the beginning of the answer.
+
+        Args:
+            instance: whom to ask.
+            path: of the call.
+            body: of the request.
+            headers: of the request.
+            stream: it begins with the first token, not when all of it is there.
 
         Raises:
             AttemptError: there was none.
         """
         try:
-            async with asyncio.timeout(self._live.first_byte_timeout_s):
+            live = self._live
+            async with asyncio.timeout(live.first_byte_timeout_s if stream else live.whole_timeout_s):
                 return await self._ask(self.urls[instance] + path, body, headers)
         except TimeoutError as error:
             # aiohttp's own time-out while connecting is of this kind too
