@@ -4,9 +4,12 @@ import asyncio
 import math
 
 from simcluster import _native
+from simcluster.live.alarm import Alarm
 from simcluster.units import PS_PER_S, ns_from_seconds
 
 __all__ = ["LiveClock"]
+
+_EXACT_S = 0.01  # of a sleep, its end, is timed by an alarm, which takes a file descriptor
 
 
 class LiveClock:
@@ -43,4 +46,13 @@ class LiveClock:
 
     async def sleep_until(self, at_ps: int) -> None:
         """Return at an instant [ps], or at once if that has passed."""
-        await asyncio.sleep(max(self.loop_time(at_ps) - self._loop.time(), 0))
+        due_s = self.loop_time(at_ps)
+        await asyncio.sleep(max(due_s - self._loop.time() - _EXACT_S, 0))
+        if self._loop.time() < due_s:
+            woken = asyncio.Event()
+            alarm = Alarm(woken.set)
+            alarm.set(due_s)
+            try:
+                await woken.wait()
+            finally:
+                alarm.close()

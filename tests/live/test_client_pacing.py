@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from simcluster.live.alarm import Alarm
 from simcluster.live.client.drive import Driver
 from simcluster.live.client.prompts import prompt_ids
 from simcluster.live.client.send import Outcome
@@ -150,3 +151,26 @@ def test_prompts_share_the_blocks_that_the_trace_says_are_shared(tmp_path: Path)
     assert one[:16] == other[:16]
     assert one[16:32] != other[16:32]
     assert one[32:] != other[32:]
+
+
+def test_an_alarm_rings_once_when_its_instant_has_come_and_can_be_moved_and_closed() -> None:
+    async def main() -> list[str]:
+        loop = asyncio.get_running_loop()
+        rang: list[str] = []
+        woken = asyncio.Event()
+        one, other = Alarm(lambda: rang.append("one")), Alarm(lambda: (rang.append("other"), woken.set()))
+        one.set(loop.time() + 3600)
+        one.set(0.0)  # long ago
+        other.set(loop.time() + 3600)
+        other.set(start := loop.time() + 0.01)
+        await woken.wait()
+        assert loop.time() >= start
+        one.set(0.0)
+        one.set(None)
+        other.close()
+        other.close()
+        one.close()
+        await asyncio.sleep(0)
+        return rang
+
+    assert asyncio.run(main()) == ["one", "other"]

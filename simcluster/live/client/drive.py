@@ -37,7 +37,12 @@ class Driver:
     """
 
     def __init__(
-        self, world: World, pace: Pace, send: Send, on_end: Callable[[Outcome], None] = lambda _: None
+        self,
+        world: World,
+        pace: Pace,
+        send: Send,
+        on_end: Callable[[Outcome], None] = lambda _: None,
+        prepare: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Prepare.
 
@@ -47,10 +52,12 @@ class Driver:
             send: sends a request, given its number and when it is due [ps], and returns what became of it; being
                 cancelled it returns an unfinished one.
             on_end: is told of every end.
+            prepare: is told of a request before it is due, while there may be time to do something for it.
         """
         self.outcomes: list[Outcome] = []
         self.lag_ps: list[int] = []
         self._world, self._pace, self._send, self._on_end = world, pace, send, on_end
+        self._prepare = prepare
         self._followups = FollowUps(world)
         self._open: set[asyncio.Task[None]] = set()
         self.stopped = False
@@ -62,6 +69,7 @@ class Driver:
         """
         try:
             for index, at_ps in self._followups.by_clock():
+                self._prepare(index)
                 await self._pace.sleep_until(at_ps)
                 self._launch(index, at_ps)
             while self._open:
@@ -97,6 +105,7 @@ class Driver:
                 self._keep(self._later(child, due_ps))
 
     async def _later(self, index: int, at_ps: int) -> None:
+        self._prepare(index)
         try:
             await self._pace.sleep_until(at_ps)
         except asyncio.CancelledError:

@@ -73,10 +73,10 @@ def measuring_report(
     finished = [each for each in outcomes if each.status == "finished"]
     gaps, dropped = clean_gaps([gap for each in outcomes for gap in each.answer.chunk_gaps_s()])
     lag_s = pl.Series([each / PS_PER_S for each in lag_ps], dtype=pl.Float64)
-    group, truth, known = world.known.group_of_instance, world.truth, world.known
-    placed = [(each, int(group[instance_of(each.index)])) for each in finished if instance_of(each.index) >= 0]
-    lengths = [(each.output_tokens, int(truth.output_tokens[each.index, g])) for each, g in placed]
-    prompts = [(each.prompt_tokens, int(known.prompt_tokens[each.index, g])) for each, g in placed]
+    placed = [(each, instance) for each in finished if (instance := instance_of(each.index)) >= 0]
+    lengths = [(each.output_tokens, _answer_tokens(world, each.index, instance)) for each, instance in placed]
+    group, prompts_of = world.known.group_of_instance, world.known.prompt_tokens
+    prompts = [(each.prompt_tokens, int(prompts_of[each.index, group[instance]])) for each, instance in placed]
     return {
         "token_source": dict(Counter(each.token_source for each in outcomes)),
         "prompt_token_source": dict(Counter(each.prompt_token_source for each in outcomes)),
@@ -89,3 +89,11 @@ def measuring_report(
         "schedule_lag_s": {**percentiles(lag_s), "max": None if lag_s.is_empty() else float(lag_s.max())},  # type: ignore[arg-type]
         "negative_ttft": sum(each.ttft_s is not None and each.ttft_s < 0 for each in outcomes),
     }
+
+
+def _answer_tokens(world: World, index: int, instance: int) -> int:
+    """Return the length that an answer has by the trace, the client's limit and the context [tokens]."""
+    group = world.known.group_of_instance[instance]
+    room = world.instances[instance].engine.max_model_len - int(world.known.prompt_tokens[index, group])
+    limit = int(world.known.max_tokens[index])
+    return min(int(world.truth.output_tokens[index, group]), room, limit if limit > 0 else room)

@@ -90,6 +90,12 @@ class Sender:
     model: str
     timeout_s: float = 600.0
     body: Callable[[int], dict[str, Any]] = lambda _: {}
+    _bodies: dict[int, bytes] = field(default_factory=dict)
+
+    def prepare(self, index: int) -> None:
+        """Build the body of a request, so that sending it takes no time for that; a client has its prompt."""
+        if index not in self._bodies:
+            self._bodies[index] = self._body(index, int(self.world.known.prompt_tokens[index, 0]))
 
     async def send(self, index: int, due_ps: int) -> Outcome:
         """Send a request and read its answer to the end; being cancelled leaves it unfinished.
@@ -99,7 +105,8 @@ class Sender:
             due_ps: when it was to be sent [ps].
         """
         prompt = int(self.world.known.prompt_tokens[index, 0])
-        data = self._body(index, prompt)  # before the clock is read: a client has its prompt
+        self.prepare(index)
+        data = self._bodies.pop(index)
         sent_ps = self.clock.now_ps()
         outcome = Outcome(index=index, due_ps=due_ps, sent_ps=sent_ps)
         cancel_ps = int(self.world.truth.cancel_after_ps[index])

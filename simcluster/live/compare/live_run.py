@@ -117,7 +117,7 @@ async def _drive(setup: LiveSetup, policy: str, urls: list[str], on_end: Callabl
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             clock = LiveClock(setup.speed, lead_s=_LEAD_S)
             sender = Sender(world, clock, session, url, AUTO, timeout_s=600.0 * max(1.0, 1.0 / setup.speed))
-            driver = Driver(world, clock, sender.send, on_end)
+            driver = Driver(world, clock, sender.send, on_end, sender.prepare)
             end_ps = setup.end_ps
             async with asyncio.timeout_at(None if end_ps is None else clock.loop_time(end_ps)) as horizon:
                 outcomes = await driver.run()  # cut short it returns what there is

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from simcluster import _native
 from simcluster.backends.vllm_publisher import request_key
 from simcluster.instance import InstanceSpec, TrueModel
+from simcluster.live.alarm import Alarm
 from simcluster.live.clock import LiveClock
 from simcluster.units import PS_PER_S
 
@@ -92,14 +94,13 @@ class HostedEngine:
         self.num_steps = self.num_tokens = 0
         self.lateness_ps: deque[int] = deque(maxlen=1_000_000)
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
         self.on_end = [on_end]
         self._on_change = on_change
         self._streams: dict[int, Stream] = {}
         self._inside: set[int] = set()  # keys that the engine has, those of clients who have just left among them
         self._outbox: deque[tuple[int, int, int, int, int]] = deque()  # (seen [ps], id, value, kind, reason)
-        self._timer: asyncio.TimerHandle | None = None
-        self._due_s = float("inf")
+        self._alarm = Alarm(self._ring)
+        self._due_s = math.inf
 
     @property
     def num_open(self) -> int:
@@ -162,8 +163,7 @@ class HostedEngine:
 
     def close(self) -> None:
         """Stop; open streams get no more tokens."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.close()
 
     def wake(self) -> None:
         """Bring the engine up to this instant."""
@@ -198,17 +198,12 @@ class HostedEngine:
         if self._outbox:
             due_ps = min(due_ps, self._outbox[0][0])
         due_s = self._clock.loop_time(due_ps)
-        if self._timer is not None and due_s == self._due_s and not self._timer.cancelled():
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._due_s = due_s
-        if due_s != float("inf"):
-            self._timer = self._loop.call_at(due_s, self._ring)
+        if due_s != self._due_s:
+            self._due_s = due_s
+            self._alarm.set(None if due_s == math.inf else due_s)
 
     def _ring(self) -> None:
-        self._timer, self._due_s = None, float("inf")
+        self._due_s = math.inf
         self.wake()
 
     def _tell(self, at: int, key: int, value: int, kind: int, reason: int) -> None:
