@@ -58,20 +58,27 @@ std::int64_t round_robin(const std::vector<Engine*>& engines, const Int64Array& 
   check_range(prompt_tokens, output_tokens, at, first, count);
   if (engines.empty()) throw std::invalid_argument("there are no engines");
   const nb::gil_scoped_release release;
-  const auto turn = [&](std::int64_t i) -> Engine& { return *engines[static_cast<std::size_t>(i) % engines.size()]; };
-  constexpr std::int64_t kAhead = 4;
+  constexpr std::size_t kAhead = 4;
+  const bool many = engines.size() > kAhead;
+  const auto ahead = [&](std::size_t turn, std::size_t by) -> const Engine& {
+    return *engines[turn + by < engines.size() ? turn + by : turn + by - engines.size()];
+  };
+  const std::int64_t *const prompts = prompt_tokens.data(), *const outputs = output_tokens.data();
+  const Picoseconds* const arrivals = at.data();
   std::int64_t seen = 0;
   Submission s;
+  std::size_t turn = static_cast<std::size_t>(first) % engines.size();
   for (std::int64_t i = first; i < first + count; ++i) {
-    if (std::ssize(engines) > kAhead) {
-      turn(i + kAhead).prefetch();
-      turn(i + kAhead / 2).prefetch_contents();
+    if (many) {
+      ahead(turn, kAhead).prefetch();
+      ahead(turn, kAhead / 2).prefetch_contents();
     }
-    Engine& engine = turn(i);
+    Engine& engine = *engines[turn];
+    if (++turn == engines.size()) turn = 0;
     s.id = i;
-    s.prompt_tokens = prompt_tokens.data()[i];
-    s.output_tokens = output_tokens.data()[i];
-    s.at = at.data()[i];
+    s.prompt_tokens = prompts[i];
+    s.output_tokens = outputs[i];
+    s.at = arrivals[i];
     engine.advance_to(s.at);
     engine.submit(s);
     seen += static_cast<std::int64_t>(engine.events().size());

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine.hpp"
+#include "page_allocator.hpp"
 #include "snapshot.hpp"
 #include "step_time.hpp"
 #include "view.hpp"
@@ -203,7 +204,7 @@ class Cluster : SnapshotSource {
   std::vector<std::uint64_t> newest_changes_;
   std::vector<Seen> routers_;
 
-  std::vector<Row> rows_;  // sent and not taken yet, in order of sending
+  GrowingVector<Row> rows_;  // sent and not taken yet, in order of sending
   std::int64_t base_ = 0;  // rows taken
   std::size_t num_ended_ = 0;  // leading rows that have ended for their clients
   std::vector<std::int32_t> place_of_;  // (n,) by request, the number of its row; empty in order

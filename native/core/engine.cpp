@@ -106,6 +106,11 @@ void Engine::drop_cancelled(Picoseconds before) {
 }
 
 void Engine::launch(InFlight& flight) {
+  launch_decodes(flight);
+  if (!flight.batch.entries.empty()) tell_admissions(flight);
+}
+
+void Engine::launch_decodes(InFlight& flight) {
   const StepFeatures& features = flight.batch.features;
   const Picoseconds start = std::max(clock_, device_free_);
   Picoseconds end = start;
@@ -125,7 +130,6 @@ void Engine::launch(InFlight& flight) {
   flight.start = start;
   flight.end = end;
   device_free_ = end;
-  if (!flight.batch.entries.empty()) tell_admissions(flight);
 }
 
 void Engine::tell_admissions(const InFlight& flight) {
@@ -251,10 +255,11 @@ bool Engine::start_iteration(Picoseconds limit) {
   return true;
 }
 
-[[gnu::flatten]] bool Engine::run_full_row(Picoseconds limit, bool until_told) {
+[[gnu::flatten]] inline bool Engine::run_full_row(Picoseconds limit, bool until_told) {
   const auto has_told = [this, until_told, told = until_told ? events_.size() : 0] {
     return until_told && events_.size() != told;
   };
+  const bool async = async_;
   InFlight* turn = in_register(&flight(0));  // done, and then the batch that follows the others
   InFlight* other = in_register(&flight(1));
   for (;;) {
@@ -263,7 +268,7 @@ bool Engine::start_iteration(Picoseconds limit) {
       return true;
     }
     ++num_changes_;
-    if (may_jump(limit) && jump(limit)) continue;
+    if (may_jump(limit, async ? *other : *turn) && jump(limit)) continue;
     deliver(*turn);
     if (clock_ >= limit || !scheduler_.has_requests() || has_told()) {
       first_flight_ ^= 1;
@@ -271,14 +276,17 @@ bool Engine::start_iteration(Picoseconds limit) {
       waiting_for_batch_ = false;
       return false;
     }
-    ++num_changes_;
     take_inputs();
-    scheduler_.schedule(turn->batch, async_ ? &other->batch : nullptr, preempted_, failed_);
-    launch(*turn);
-    const bool evicts = !preempted_.empty() || !failed_.empty();
-    if (evicts) tell_evictions();
+    bool evicts = false;
+    if (scheduler_.schedule(turn->batch, async ? &other->batch : nullptr, preempted_, failed_)) {
+      launch(*turn);
+      evicts = !preempted_.empty() || !failed_.empty();
+      if (evicts) tell_evictions();
+    } else {
+      launch_decodes(*turn);
+    }
     const bool changed = evicts || !turn->batch.empty();
-    if (async_) {
+    if (async) {
       first_flight_ ^= 1;
       std::swap(turn, other);
     }
@@ -290,7 +298,7 @@ bool Engine::start_iteration(Picoseconds limit) {
   }
 }
 
-Engine::Told Engine::work(Picoseconds limit, bool until_told) {
+[[gnu::flatten]] Engine::Told Engine::work(Picoseconds limit, bool until_told) {
   const std::size_t told = events_.size();
   wake_ = 0;
   if (in_pass_) {

@@ -174,8 +174,8 @@ class Engine {
   // fast_forward.cpp: run over a stretch of steps of unchanged composition that ends before the limit; false: none.
   [[gnu::noinline]] bool jump(Picoseconds limit);
   // Whether to try: only if one more step like the last has time to run.
-  bool may_jump(Picoseconds limit) const {
-    const InFlight& last = *in_register(&flight(num_flights_ - 1));
+  bool may_jump(Picoseconds limit) const { return may_jump(limit, *in_register(&flight(num_flights_ - 1))); }
+  bool may_jump(Picoseconds limit, const InFlight& last) const {
     const Picoseconds end = last.end, period = end - last.start;
     return limit - end > period && (inbox_.empty() || inbox_.front().at - end > period) && scheduler_.may_skip(depth()) &&
            last.batch.unchanging();
@@ -217,14 +217,15 @@ class Engine {
     apply_cancels(clock_ + 1);
     intake_ = clock_;
   }
-  [[gnu::noinline]] void take_arrivals();
+  void take_arrivals();
   void apply_cancels(Picoseconds before) {
     if (!cancels_.empty()) drop_cancelled(before);
   }
   [[gnu::noinline]] void drop_cancelled(Picoseconds before);
   void launch(InFlight& flight);
-  [[gnu::noinline]] void tell_admissions(const InFlight& flight);
-  [[gnu::noinline]] void tell_results();
+  void launch_decodes(InFlight& flight);  // where nobody is admitted
+  void tell_admissions(const InFlight& flight);
+  void tell_results();
   [[gnu::noinline]] void tell_evictions();
   [[gnu::noinline]] void process_results();
   void deliver(const InFlight& done);

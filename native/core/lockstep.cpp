@@ -4,7 +4,6 @@
 // before it, and of none after the pass that samples its last token; except that the asynchronous loop, which does
 // not know an EOS yet, schedules it once more.
 #include <algorithm>
-#include <functional>
 
 #include "pass.hpp"
 
@@ -27,7 +26,7 @@ void Scheduler::join(const BatchEntry& entry) {
   r.lockstep = true;
   r.excluded = false;
   count_decode(r.num_computed_tokens, phase_ + 1, r.num_blocks * config_.block_size - r.num_computed_tokens);
-  push_end(end_at(pass_ + left, entry.slot));
+  group_.ends.add(pass_ + left, entry.slot);
 }
 
 void Scheduler::exclude(RequestState& r) {
@@ -107,70 +106,25 @@ void Scheduler::settle_all(Batch* in_flight) {
 void Scheduler::forget_lockstep() {
   group_.size = group_.num_excluded = group_.sum_context = 0;
   std::fill(group_.by_phase.begin(), group_.by_phase.end(), 0);
-  group_.ends.assign(1, kNoEnd);
+  group_.ends.clear();
   group_.ending.clear();
-}
-
-void Scheduler::push_end(End end) {
-  std::size_t hole = group_.ends.size();
-  group_.ends.push_back(end);
-  End* const heap = group_.ends.data();
-  for (; hole > 0; hole = (hole - 1) / 2) {
-    const End above = heap[(hole - 1) / 2];
-    if (above <= end) break;
-    heap[hole] = above;
-  }
-  heap[hole] = end;
-}
-
-// As std::pop_heap, without branches that depend on the keys.
-Scheduler::End Scheduler::pop_end() {
-  End* heap = group_.ends.data();
-  const std::size_t size = group_.ends.size() - 1;
-  const End end = heap[0], moved = heap[size];
-  heap[size] = kNoEnd;  // a brother for the last one, who is never before it
-  std::size_t hole = 0;
-  for (std::size_t child = 1; child < size; child = 2 * hole + 1) {
-    const End left = heap[child], right = heap[child + 1];
-    heap[hole] = right < left ? right : left;
-    child += right < left ? 1 : 0;
-    hole = child;
-  }
-  while (hole > 0 && heap[(hole - 1) / 2] > moved) {
-    heap[hole] = heap[(hole - 1) / 2];
-    hole = (hole - 1) / 2;
-  }
-  heap[hole] = moved;
-  group_.ends.pop_back();
-  return end;
 }
 
 // Of a request that leaves before its end.
 void Scheduler::forget_end(std::int32_t slot) {
-  const auto its = [slot](End end) { return slot_of(end) == slot; };
-  if (std::erase_if(group_.ending, its) > 0) return;
-  std::vector<End>& heap = group_.ends;
-  auto hole = static_cast<std::size_t>(std::find_if(heap.begin(), heap.end(), its) - heap.begin());
-  const End moved = heap.back();
-  heap.pop_back();
-  if (hole == heap.size()) return;
-  for (; hole > 0 && heap[(hole - 1) / 2] > moved; hole = (hole - 1) / 2) heap[hole] = heap[(hole - 1) / 2];
-  for (std::size_t child = 2 * hole + 1; child < heap.size(); child = 2 * hole + 1) {
-    child += child + 1 < heap.size() && heap[child + 1] < heap[child] ? 1 : 0;
-    if (heap[child] >= moved) break;
-    heap[hole] = heap[child];
-    hole = child;
-  }
-  heap[hole] = moved;
+  if (group_.ends.remove(slot)) return;
+  std::erase_if(group_.ending, [slot](End end) { return slot_of(end) == slot; });
 }
 
 // Asynchronous loop: set apart those whose last token is in flight; where that is known no pass schedules them.
 [[gnu::flatten]] void Scheduler::collect_ending() {
   while (next_end() < pass_) {
-    const End end = pop_end();
-    RequestState& r = state(slot_of(end));
-    if (known_end(r)) exclude(r);
-    group_.ending.push_back(end);
+    const std::int64_t pass = next_end();
+    group_.ends.take([&](std::int32_t slot) {
+      RequestState& r = state(slot);
+      if (known_end(r)) exclude(r);
+      group_.ending.push_back(end_at(pass, slot));
+    });
   }
 }
 
@@ -211,6 +165,26 @@ void Scheduler::take_for_decodes(Batch* in_flight, std::vector<Outcome>& preempt
   }
 }
 
+void Scheduler::take_decodes(Batch& batch) {
+  const std::int64_t decodes = group_.size;
+  batch.num_lockstep = decodes;
+  batch.features = {decodes, decodes, group_.sum_context, 0, 0};
+  group_.sum_context += decodes;
+}
+
+bool Scheduler::schedule_decodes(Batch& batch) {
+  if (next_end() < pass_ && config_.async_scheduling) collect_ending();
+  const std::int64_t taken = group_.by_phase[static_cast<std::size_t>(phase_)];
+  if (!waiting_.empty() || !all_in_lockstep(-1) || taken > kv_.num_free_counted()) return false;
+  batch.entries.clear();
+  batch.pass = pass_;
+  kv_.take_counted(taken);
+  take_decodes(batch);
+  capacity_bound_ = false;
+  count_pass(batch);
+  return true;
+}
+
 bool Scheduler::schedule_lockstep(Pass& pass, Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted) {
   if (next_end() < pass_ && config_.async_scheduling) collect_ending();
   std::int32_t partial = -1;
@@ -225,11 +199,8 @@ bool Scheduler::schedule_lockstep(Pass& pass, Batch& batch, Batch* in_flight, st
     take_for_decodes(in_flight, preempted);
     partial = -1;  // it was the first to go
   }
-  const std::int64_t decodes = group_.size;
-  pass.budget -= decodes;
-  batch.num_lockstep = decodes;
-  batch.features = {decodes, decodes, group_.sum_context, 0, 0};
-  group_.sum_context += decodes;
+  take_decodes(batch);
+  pass.budget -= batch.num_lockstep;
   if (partial < 0) return true;
   RequestState& r = state(partial);
   const std::int64_t chunk = std::min(r.num_tokens() - r.num_computed_tokens, pass.budget);
@@ -241,29 +212,48 @@ bool Scheduler::schedule_lockstep(Pass& pass, Batch& batch, Batch* in_flight, st
   return true;
 }
 
-[[gnu::flatten]] void Scheduler::finish_lockstep(std::int64_t pass, std::vector<Outcome>& results) {
+// Results of decodes stand before those of entries, as in the batch.
+[[gnu::flatten]] void Scheduler::finish_lockstep(const Batch& batch, std::vector<Outcome>& results) {
   std::vector<End>& ending = group_.ending;
-  while (next_end() <= pass) ending.push_back(pop_end());
-  const auto is_over = [pass](End end) { return pass_of(end) <= pass; };
-  const auto last = std::find_if_not(ending.begin(), ending.end(), is_over);
-  if (last - ending.begin() > 1) {  // in the order of the batch, which is the order of admission
-    std::sort(ending.begin(), last, [this](End a, End b) {
-      return static_cast<std::int32_t>(detail(slot_of(a)).sequence - detail(slot_of(b)).sequence) < 0;
-    });
+  while (next_end() <= batch.pass) {
+    const std::int64_t its = next_end();
+    group_.ends.take([&](std::int32_t slot) { ending.push_back(end_at(its, slot)); });
   }
-  std::ptrdiff_t num_before = 0;  // results of decodes stand before those of entries, as in the batch
-  for (auto end = ending.begin(); end != last; ++end) finish(slot_of(*end), pass, results, num_before);
-  if (last == ending.end()) {
+  std::size_t count = 0;
+  while (count < ending.size() && pass_of(ending[count]) <= batch.pass) ++count;
+  if (count > 1) sort_by_admission(count);
+  bool joined = false;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int32_t slot = slot_of(ending[i]);
+    const bool has_entry = passes_since_join(request(slot), batch.pass) == 0;
+    joined |= has_entry;
+    if (!has_entry) results.push_back(finish(slot));
+  }
+  if (!batch.entries.empty()) update_entries(batch, results);
+  for (std::size_t i = 0; joined && i < count; ++i) {
+    const std::int32_t slot = slot_of(ending[i]);
+    if (request(slot).id < 0 || passes_since_join(request(slot), batch.pass) != 0) continue;
+    const Outcome outcome = finish(slot);
+    const auto its = [&](const Outcome& o) { return o.id == outcome.id; };
+    std::find_if(results.begin(), results.end(), its)->reason = outcome.reason;
+  }
+  if (count == ending.size()) {
     ending.clear();
   } else {
-    ending.erase(ending.begin(), last);
+    ending.erase(ending.begin(), ending.begin() + static_cast<std::ptrdiff_t>(count));
   }
 }
 
-void Scheduler::finish(std::int32_t slot, std::int64_t pass, std::vector<Outcome>& results,
-                       std::ptrdiff_t& num_before) {
+// The first of those whose last token is in flight: into the order of the batch.
+void Scheduler::sort_by_admission(std::size_t count) {
+  const auto last = group_.ending.begin() + static_cast<std::ptrdiff_t>(count);
+  std::sort(group_.ending.begin(), last, [this](End a, End b) {
+    return static_cast<std::int32_t>(detail(slot_of(a)).sequence - detail(slot_of(b)).sequence) < 0;
+  });
+}
+
+Outcome Scheduler::finish(std::int32_t slot) {
   RequestState& r = state(slot);
-  const bool has_entry = passes_since_join(r, pass) == 0;
   const bool known = known_end(r);
   const std::int64_t last = known ? limit_of(r) : r.eos_at;
   const Outcome outcome{r.id, last, r.eos_at == last ? EndReason::stop : EndReason::length};
@@ -279,16 +269,9 @@ void Scheduler::finish(std::int32_t slot, std::int64_t pass, std::vector<Outcome
       r.num_registered_tokens = std::max(r.num_registered_tokens, r.num_computed_tokens - r.num_inflight_tokens);
     }
   }
-  if (has_entry) {
-    std::find_if(results.begin(), results.end(), [&](const Outcome& o) { return o.id == r.id; })->reason =
-        outcome.reason;
-  } else if (num_before++ == std::ssize(results)) {
-    results.push_back(outcome);
-  } else {
-    results.insert(results.begin() + num_before - 1, outcome);
-  }
   erase_running(slot);
   close_slot(slot);
+  return outcome;
 }
 
 // -- stretches of passes that change counters alone

@@ -3,7 +3,8 @@
 
 #include <cstddef>
 #include <utility>
-#include <vector>
+
+#include "page_allocator.hpp"
 
 namespace simcluster {
 
@@ -11,7 +12,7 @@ template <typename Item>
 class Queue {
  public:
   using value_type = Item;
-  using const_iterator = typename std::vector<Item>::const_iterator;
+  using const_iterator = typename GrowingVector<Item>::const_iterator;
 
   bool empty() const { return size_ == 0; }
   std::size_t size() const { return size_; }
@@ -56,7 +57,7 @@ class Queue {
     first_ = 0;
   }
 
-  std::vector<Item> items_;
+  GrowingVector<Item> items_;
   std::size_t first_ = 0, size_ = 0;  // the size is asked for more often than anything changes
 };
 

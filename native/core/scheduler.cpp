@@ -142,11 +142,7 @@ std::int64_t Scheduler::abort(std::int64_t id) {
 }
 
 void Scheduler::prefetch_contents() const {
-  constexpr std::size_t kTopOfHeap = 31 * sizeof(End);  // the levels that every change of the heap reads
-  const std::vector<End>& ends = group_.ends;
   prefetch_bytes(group_.by_phase.data(), group_.by_phase.size() * sizeof(std::int32_t));
-  prefetch_bytes(ends.data(), kTopOfHeap);
-  if (!ends.empty()) prefetch_bytes(&ends.back(), sizeof(End));
   prefetch_bytes(group_.ending.data(), sizeof(End));
   if (last_running_ >= 0) prefetch_bytes(&request(last_running_), sizeof(RequestState));
   if (free_slots_.empty()) return;
@@ -219,8 +215,12 @@ void Scheduler::admit_waiting(Pass& pass, Batch& batch, std::vector<Outcome>& fa
 
 void Scheduler::finish_pass(const Pass& pass, Batch& batch) {
   if (!batch.entries.empty()) finish_entries(batch);
-  if (!batch.empty()) ++num_executed_;
+  count_pass(batch);
   if (pass.interval > 1 && pass.did_prefill) last_prefill_ = num_executed_;
+}
+
+void Scheduler::count_pass(const Batch& batch) {
+  if (!batch.empty()) ++num_executed_;
   unflushed_ends_ = false;
   ++pass_;
   if (++phase_ == config_.block_size) phase_ = 0;
@@ -244,12 +244,17 @@ void Scheduler::start_pass(Pass& pass, Batch& batch, Batch* in_flight, std::vect
   admit_waiting(pass, batch, failed);
 }
 
-void Scheduler::schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted,
+bool Scheduler::schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted,
                          std::vector<Outcome>& failed) {
-  if (!lockstep_) return schedule_visiting(batch, preempted, failed);
-  Pass pass;
-  start_pass(pass, batch, in_flight, preempted, failed);
-  finish_pass(pass, batch);
+  if (lockstep_) {
+    if (schedule_decodes(batch)) return false;
+    Pass pass;
+    start_pass(pass, batch, in_flight, preempted, failed);
+    finish_pass(pass, batch);
+  } else {
+    schedule_visiting(batch, preempted, failed);
+  }
+  return true;
 }
 
 void Scheduler::begin_pass(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted,
@@ -313,8 +318,8 @@ void Scheduler::update_entry(const BatchEntry& entry, std::int64_t pass, std::ve
 // 4.1
 void Scheduler::update(const Batch& batch, std::vector<Outcome>& results) {
   results_ = batch.pass + 1;
+  if (lockstep_ && end_due(batch.pass)) return finish_lockstep(batch, results);
   if (!batch.entries.empty()) update_entries(batch, results);
-  if (lockstep_ && end_due(batch.pass)) finish_lockstep(batch.pass, results);
 }
 
 }  // namespace simcluster

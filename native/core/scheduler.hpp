@@ -14,7 +14,9 @@
 #include <vector>
 
 #include "config.hpp"
+#include "end_wheel.hpp"
 #include "kv_cache.hpp"
+#include "page_allocator.hpp"
 #include "queue.hpp"
 #include "request_state.hpp"
 
@@ -65,7 +67,8 @@ class Scheduler {
   // One pass. Fills `batch`, and `preempted` (in order of eviction) and `failed` (those that can never fit), which come
   // empty.
   // `in_flight`: the batch before, if its results are still to come (asynchronous loop), else null.
-  void schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted, std::vector<Outcome>& failed);
+  // False: the batch is one of decodes in lockstep alone, and nothing else was filled.
+  bool schedule(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted, std::vector<Outcome>& failed);
   // The same in parts, in lockstep form alone, so that requests added meanwhile still join the pass (open_pass.cpp).
   bool in_lockstep_form() const { return lockstep_; }
   void begin_pass(Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted, std::vector<Outcome>& failed);
@@ -115,7 +118,6 @@ class Scheduler {
   // The pass that samples the last token of a request, and its slot: (pass << kSlotBits) + slot.
   using End = std::uint64_t;
   static constexpr int kSlotBits = 24;
-  static constexpr End kNoEnd = ~End{0};  // later than all
   static std::int64_t pass_of(End end) { return static_cast<std::int64_t>(end >> kSlotBits); }
   static std::int32_t slot_of(End end) { return static_cast<std::int32_t>(end & ((End{1} << kSlotBits) - 1)); }
   struct Lockstep {
@@ -123,7 +125,7 @@ class Scheduler {
     std::int64_t num_excluded = 0;       // running, but in no pass any more
     std::int64_t sum_context = 0;        // computed tokens of the decodes
     std::vector<std::int32_t> by_phase;  // how many need a block in the passes of each phase
-    std::vector<End> ends;               // heap, earliest on top, kNoEnd included
+    EndWheel ends;
     std::vector<End> ending;             // their last token is in flight (asynchronous loop), by pass
   };
 
@@ -149,11 +151,11 @@ class Scheduler {
   std::int32_t choose_victim() const;
   void preempt(std::int32_t slot);
   void append(Pass& pass, Batch& batch, std::int32_t slot, std::int64_t tokens, bool admitted);
-  [[gnu::noinline]] void admit_in_lockstep(std::int64_t budget, Batch& batch, std::vector<Outcome>& failed);
+  void admit_in_lockstep(std::int64_t budget, Batch& batch, std::vector<Outcome>& failed);
   void finish_pass(const Pass& pass, Batch& batch);
-  [[gnu::noinline]] void finish_entries(Batch& batch);
+  void finish_entries(Batch& batch);
   EndReason end_reason(const RequestState& request) const;
-  [[gnu::noinline]] void update_entries(const Batch& batch, std::vector<Outcome>& results);
+  void update_entries(const Batch& batch, std::vector<Outcome>& results);
   void update_entry(const BatchEntry& entry, std::int64_t pass, std::vector<Outcome>& results);
 
   // lockstep.cpp
@@ -189,15 +191,13 @@ class Scheduler {
   void settle_all(Batch* in_flight);
   void spell_out(Batch& batch) const;
   void forget_lockstep();
-  std::int64_t next_end() const { return pass_of(group_.ends.front()); }
+  std::int64_t next_end() const { return group_.ends.next(); }  // or an earlier pass
   // Whether results of this pass end a request in lockstep.
   bool end_due(std::int64_t pass) const {
     return next_end() <= pass || (!group_.ending.empty() && pass_of(group_.ending.front()) <= pass);
   }
-  void push_end(End end);
-  End pop_end();
   void forget_end(std::int32_t slot);
-  [[gnu::noinline]] void collect_ending();
+  void collect_ending();
   // Whether a request in lockstep is a decode of that pass.
   bool is_decode_of(const RequestState& r, std::int64_t pass) const {
     const std::int64_t decodes = passes_since_join(r, pass);
@@ -206,10 +206,15 @@ class Scheduler {
   }
   [[gnu::noinline]] void evict_last(Batch* in_flight, std::vector<Outcome>& preempted);
   [[gnu::noinline]] void take_for_decodes(Batch* in_flight, std::vector<Outcome>& preempted);
+  // All that a pass does while nobody waits, prefills or has to give way; else false.
+  bool schedule_decodes(Batch& batch);
+  void take_decodes(Batch& batch);
+  void count_pass(const Batch& batch);
   // False: not all are in lockstep, nothing was changed.
   bool schedule_lockstep(Pass& pass, Batch& batch, Batch* in_flight, std::vector<Outcome>& preempted);
-  [[gnu::noinline]] void finish_lockstep(std::int64_t pass, std::vector<Outcome>& results);
-  void finish(std::int32_t slot, std::int64_t pass, std::vector<Outcome>& results, std::ptrdiff_t& num_before);
+  [[gnu::noinline]] void finish_lockstep(const Batch& batch, std::vector<Outcome>& results);
+  [[gnu::noinline]] void sort_by_admission(std::size_t count);
+  Outcome finish(std::int32_t slot);
   bool all_in_lockstep(std::int32_t partial) const {
     return group_.size + group_.num_excluded + (partial >= 0 ? 1 : 0) == num_running_;
   }
@@ -228,7 +233,7 @@ class Scheduler {
   std::int64_t num_running_ = 0;
   std::int32_t first_running_ = -1, last_running_ = -1;  // linked, in order of admission, never re-sorted
   Lockstep group_;
-  std::vector<RequestState> slots_;
+  GrowingVector<RequestState> slots_;
   Queue<std::int32_t> waiting_;  // FCFS: arrival order, victims in front; priority: sorted by key
   std::int64_t num_executed_ = 0;  // prefill cadence: non-empty batches so far
   std::int64_t last_prefill_ = 0;  // prefill cadence: value of num_executed_ at the last prefill
@@ -237,7 +242,7 @@ class Scheduler {
   bool capacity_bound_ = false;  // prefill cadence: the last pass left requests waiting
   std::uint32_t sequence_ = 0;
   std::vector<std::int32_t> free_slots_;
-  std::vector<RequestDetail> details_;
+  GrowingVector<RequestDetail> details_;
   std::int64_t watermark_blocks_ = 0;
   std::int64_t num_preemptions_ = 0;
   PrefixStats prefix_stats_;

@@ -1,7 +1,6 @@
 #include "snapshot.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <stdexcept>
 #include <utility>
 
@@ -214,9 +213,6 @@ void Snapshot::restore_running(Engine& engine, const std::vector<ExpectedEnd>& e
   RequestState* const states = s.slots_.data();
   std::int32_t* const by_phase = s.group_.by_phase.data();
   const bool together = s.lockstep_;
-  const std::size_t others = s.group_.ends.size();
-  s.group_.ends.resize(others + static_cast<std::size_t>(count));
-  Scheduler::End* next_end = s.group_.ends.data() + others;
   std::int64_t size = 0, sum_context = 0;
   for (std::int32_t slot = 0; slot < count; ++slot) {
     RequestState& r = states[slot];
@@ -230,16 +226,14 @@ void Snapshot::restore_running(Engine& engine, const std::vector<ExpectedEnd>& e
       size += 1;
       sum_context += rejoin.context;
       by_phase[rejoin.block_phase] += 1;
-      *next_end++ = Scheduler::end_at(rejoin.last_pass, slot);
+      s.group_.ends.add(rejoin.last_pass, slot);
     } else {
       visit_again(engine, slot);
     }
   }
   s.group_.size += size;
   s.group_.sum_context += sum_context;
-  s.group_.ends.resize(static_cast<std::size_t>(next_end - s.group_.ends.data()));
   if (count > 0) s.state(count - 1).next_running = -1;
-  if (s.lockstep_) std::make_heap(s.group_.ends.begin(), s.group_.ends.end(), std::greater<>{});
   s.first_running_ = count > 0 ? 0 : -1;
   s.last_running_ = count - 1;
   s.num_running_ = count;
@@ -305,7 +299,7 @@ void Snapshot::restore(Engine& engine, const std::vector<ExpectedEnd>& ends) con
   }
   if (s.lockstep_) s.forget_lockstep();
   s.slots_.resize(requests.size());
-  s.details_ = details;
+  s.details_.assign(details.begin(), details.end());
   s.free_slots_.clear();
   s.pass_ = static_cast<std::int64_t>(in_flight.size());
   s.phase_ = s.pass_ % s.config_.block_size;
