@@ -583,6 +583,25 @@ class Fleet:
     def num_estimated(self) -> int:
         """Views estimated in the last decision."""
 
+class Desk:
+    """Decides about the requests of a run, which lie in columns."""
+
+    def __init__(self, fleet: Fleet, group_of_view: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], delay: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], hop: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], utility: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', writable=False)], prompt_tokens: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', writable=False)], predicted_output: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', writable=False)], max_tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], priority: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], target_s: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', writable=False)]) -> None:
+        """
+        n views, k requests, whose values are equal within a group of views: group_of_view, and delay and hop to
+        and from the engines [ps] (n,); utility, prompt_tokens, predicted_output (k, groups); max_tokens,
+        priority, target_s (k,). Raises ValueError for columns that do not fit each other.
+        """
+
+    def decide(self, row: int, arrival_time: int, sent: int, *, objective: Objective = Objective.slo, latency_weight: float = 0.0, explain: Explain = Explain.runner_up, healthy: Sequence[bool] = []) -> tuple[str, bool, Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))]]:
+        """
+        Decide about the request in a row, which leaves the router at `sent`; times [ps].
+
+        Returns (feasible, infeasible or score; whether none is healthy; the equally good views, ascending; TTFT (n,) [s], inf where it cannot be served, nan where not estimated; score (n,), -inf where not a choice).
+
+        Raises ValueError for a utility that is not a number or a negative weight. Source: paper eqs. 3, 5, 7, 8.
+        """
+
 def compiler() -> str:
     """The compiler that built this module."""
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PrefixHashes", "Request", "RequestColumns", "RequestTruth"]
+__all__ = ["PrefixHashes", "Request", "RequestColumns", "RequestTruth", "untouched_columns"]
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -46,18 +46,30 @@ class Request:
     prefix_block_size: int = 0
     predicted_quality: FloatArray | None = None
     _columns: "RequestColumns | None" = field(default=None, init=False, repr=False, compare=False)
+    _untouched: "RequestColumns | None" = field(default=None, init=False, repr=False, compare=False)
 
     def __getattr__(self, name: str) -> Any:
         """Look up what has not been set; called for nothing else."""
-        columns = None if name == "_columns" else self._columns
+        columns = None if name in _OWN else self._columns
         if columns is None:
             raise AttributeError(f"a request has no {name!r}")
         value = columns.value(name, self.index)
+        if name in _PER_INSTANCE:
+            _set(self, "_untouched", None)
         _set(self, name, value)
         return value
 
 
 _set = object.__setattr__  # a request is frozen for everybody else
+
+
+def untouched_columns(request: Request) -> "RequestColumns | None":
+    """Return the columns whose row `index` a request is, or None if it may differ from them.
+
+    It may once it has given out an array, since a policy can write into that. Meant for decisions in native code,
+    which read this row alone.
+    """
+    return request._untouched
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +132,7 @@ class RequestColumns:
         _set(request, "index", index)
         _set(request, "arrival_ps", arrival_ps)
         _set(request, "_columns", self)
+        _set(request, "_untouched", self)
         return request
 
     def value(self, name: str, index: int) -> Any:
@@ -137,6 +150,7 @@ class RequestColumns:
         raise AttributeError(f"a request has no {name!r}")
 
 
+_OWN = frozenset({"_columns", "_untouched"})
 _PER_INSTANCE = frozenset({"prompt_tokens", "predicted_output_tokens", "predicted_quality", "predicted_utility"})
 _NUMBERS = frozenset({"max_tokens", "priority", "slo_ttft_ps"})
 

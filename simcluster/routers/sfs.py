@@ -7,7 +7,7 @@ import numpy as np
 from simcluster import _native
 from simcluster.errors import ConfigError
 from simcluster.instance import InstanceSpec
-from simcluster.request import IntArray, Request
+from simcluster.request import FloatArray, IntArray, Request, RequestColumns, untouched_columns
 from simcluster.routers.base import NONE_HEALTHY, ClusterView, Decision, OracleView
 from simcluster.routers.settings import RouterSettings
 from simcluster.units import PS_PER_S
@@ -39,6 +39,27 @@ class NativeCluster:
         pairs = zip(self._instances, prompt_tokens.tolist(), strict=True)
         return np.array([spec.engine_arrival_ps(sent_ps, tokens) for spec, tokens in pairs], dtype=np.int64)
 
+    def desk(self, fleet: _native.Fleet, columns: RequestColumns) -> _native.Desk | None:
+        """Return what decides about the requests of these columns, or None where only `Fleet.decide` can."""
+        slo_ps = columns.slo_ttft_ps
+        if self._delay is None or slo_ps.max(initial=0) > _EXACT:
+            return None
+        return _native.Desk(
+            fleet,
+            columns.group_of_instance,
+            self._delay,
+            self.hop,
+            columns.predicted_utility,
+            columns.prompt_tokens,
+            columns.predicted_output_tokens,
+            columns.max_tokens,
+            columns.priority,
+            np.where(slo_ps >= 0, slo_ps / PS_PER_S, np.inf),
+        )
+
+
+_EXACT = 2**53  # whole numbers up to here are floats
+
 
 def _kind(spec: InstanceSpec) -> tuple[object, ...]:
     """Return what a request is usually the same to."""
@@ -58,31 +79,59 @@ class Sfs:
         self._settings = settings
         self._cluster: NativeCluster | None = None
         self._fleet: _native.Fleet | None = None
+        self._desk: _native.Desk | None = None
+        self._columns: RequestColumns | None = None  # the desk's
+        weighted = settings.objective == "weighted"
+        self._objective = _native.Objective.weighted if weighted else _native.Objective.slo
+        self._explain = _native.Explain.all if settings.all_candidates else _native.Explain.runner_up
 
     def route(self, request: Request, view: ClusterView) -> Decision:
         """Choose by predicted utility and estimated TTFT."""
         if self._cluster is None or self._fleet is None or not self._cluster.is_of(view):
             self._cluster = NativeCluster(view)
             self._fleet = _native.Fleet(self._cluster.views, self._cluster.kind_of_view)
-        cluster, settings = self._cluster, self._settings
-        reason, none_healthy, best, ttft_s, score = self._fleet.decide(
+            self._desk = self._columns = None
+        healthy = view.healthy if False in view.healthy else ()
+        sent_ps = view.now_ps + view.router_delay_ps
+        columns = untouched_columns(request)
+        if columns is not None and columns is not self._columns:
+            self._desk, self._columns = self._cluster.desk(self._fleet, columns), columns
+        if columns is not None and self._desk is not None:
+            answer = self._desk.decide(
+                request.index,
+                request.arrival_ps,
+                sent_ps,
+                objective=self._objective,
+                latency_weight=self._settings.latency_weight,
+                explain=self._explain,
+                healthy=healthy,
+            )
+        else:
+            answer = self._decide(self._cluster, self._fleet, request, sent_ps, healthy)
+        reason, none_healthy, best, ttft_s, score = answer
+        return Decision(
+            self._settings.ties.pick(best), NONE_HEALTHY if none_healthy else reason, ttft_s, score, num_tied=len(best)
+        )
+
+    def _decide(
+        self, cluster: NativeCluster, fleet: _native.Fleet, request: Request, sent_ps: int, healthy: tuple[bool, ...]
+    ) -> tuple[str, bool, IntArray, FloatArray, FloatArray]:
+        """Decide about a request that is no row of columns, or not any more."""
+        return fleet.decide(
             request.index,
             request.predicted_utility,
             request.prompt_tokens,
             request.predicted_output_tokens,
-            cluster.arrivals(view.now_ps + view.router_delay_ps, request.prompt_tokens),
+            cluster.arrivals(sent_ps, request.prompt_tokens),
             cluster.hop,
             max_tokens=request.max_tokens,
             priority=request.priority,
             arrival_time=request.arrival_ps,
-            objective=_native.Objective.weighted if settings.objective == "weighted" else _native.Objective.slo,
             target_s=request.slo_ttft_ps / PS_PER_S if request.slo_ttft_ps >= 0 else np.inf,
-            latency_weight=settings.latency_weight,
-            explain=_native.Explain.all if settings.all_candidates else _native.Explain.runner_up,
-            healthy=view.healthy if False in view.healthy else (),
-        )
-        return Decision(
-            settings.ties.pick(best), NONE_HEALTHY if none_healthy else reason, ttft_s, score, num_tied=len(best)
+            objective=self._objective,
+            latency_weight=self._settings.latency_weight,
+            explain=self._explain,
+            healthy=healthy,
         )
 
 
