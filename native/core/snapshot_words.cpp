@@ -144,6 +144,25 @@ bool adds_up(const Snapshot& s) {
   return count == s.in_step.count && context == s.in_step.context && by_phase == s.in_step.by_phase;
 }
 
+// What an engine never shows, and what would mislead those that restore it.
+bool plausible(const Snapshot& s) {
+  for (std::size_t i = 0; i < s.requests.size(); ++i) {
+    const RequestState& r = s.requests[i];
+    const bool running = static_cast<std::int64_t>(i) < s.num_running;
+    const std::int32_t least = std::min({r.num_output_tokens, r.num_computed_tokens, r.num_inflight_tokens,
+                                         r.num_stale_tokens, r.num_blocks, r.num_registered_tokens, r.max_tokens});
+    if (least < 0 || r.num_prompt_tokens < 1 || r.num_sampled_tokens < r.num_output_tokens) return false;
+    if (r.num_output_placeholders < 0 || r.num_output_placeholders > 2 || r.status == Status::gone) return false;
+    if ((r.status == Status::running) != running) return false;
+  }
+  for (const Snapshot::BatchInFlight& batch : s.in_flight) {
+    for (const Snapshot::Entry& e : batch.entries) {
+      if (e.num_tokens < 1 || e.sample_index < -1) return false;
+    }
+  }
+  return s.num_free_blocks >= 0 && adds_up(s);
+}
+
 // What is left of the words; runs out at once, never past the end.
 class Words {
  public:
@@ -328,7 +347,7 @@ Snapshot from_bytes(std::string_view bytes) {
   if (checksum(all.first(all.size() - 1)) != all.back()) fail("their checksum is wrong");
   Snapshot s;
   constexpr ReaderClock kExact{0, 1.0, 1};
-  if (!take_snapshot(all.subspan(2, all.size() - kFrameWords), kExact, s) || !adds_up(s)) {
+  if (!take_snapshot(all.subspan(2, all.size() - kFrameWords), kExact, s) || !plausible(s)) {
     fail("their parts contradict each other");
   }
   return s;
