@@ -23,13 +23,6 @@ using Numbers = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device:
 using MaybeNs = std::optional<std::int64_t>;
 std::int64_t or_now(const MaybeNs& now_ns) { return now_ns ? *now_ns : monotonic_ns(); }
 
-// Shows a view the newest snapshot, unless it would learn nothing from it.
-void refresh(SnapshotReader& reader, InstanceView& view, std::int64_t now_ns) {
-  reader.poll(now_ns);
-  if (view.shows(reader.num_changes(), reader.now())) return;
-  if (const auto& snapshot = reader.snapshot()) view.refresh(snapshot, reader.num_changes());
-}
-
 void bind_writer(nb::module_& m) {
   nb::class_<SnapshotWriter>(m, "SnapshotWriter",
                              "Publishes the snapshots of one instance in POSIX shared memory, for readers on this "
@@ -83,7 +76,7 @@ void bind_reader(nb::module_& m) {
           "While the writer lives, an old snapshot is one since which nothing has happened.")
       .def(
           "refresh",
-          [](SnapshotReader& r, InstanceView& view, const MaybeNs& now_ns) { refresh(r, view, or_now(now_ns)); },
+          [](SnapshotReader& r, InstanceView& view, const MaybeNs& now_ns) { r.refresh(view, or_now(now_ns)); },
           nb::arg("view"), nb::arg("now_ns").none() = nb::none(),
           "Read, and show a view the newest snapshot unless it would learn nothing from it.")
       .def_prop_ro("state", &SnapshotReader::state, "The writer at the last read.")
@@ -113,7 +106,7 @@ void bind_reader(nb::module_& m) {
         const std::int64_t now = or_now(now_ns);
         for (std::size_t j = 0; j < count; ++j) {
           SnapshotReader& reader = *nb::cast<SnapshotReader*>(readers[j]);
-          refresh(reader, *nb::cast<InstanceView*>(views[j]), now);
+          reader.refresh(*nb::cast<InstanceView*>(views[j]), now);
           if (ages) ages->data()[j] = reader.has_snapshot() ? reader.age_ns() : -1;
           if (states) states->data()[j] = static_cast<std::int64_t>(reader.state());
         }

@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "bindings.hpp"
-#include "snapshot_words.hpp"
+#include "snapshot_bytes.hpp"
 #include "view.hpp"
 
 namespace nb = nanobind;

@@ -52,7 +52,8 @@ inline std::uint64_t read_record(const SeqlockRing& ring, std::vector<std::uint6
     if (count > ring.capacity) continue;
     record.resize(count);
     const SharedWord* const words = slot + SeqlockRing::kOverhead;
-    for (std::size_t i = 0; i < count; ++i) record[i] = words[i].load(std::memory_order_acquire);
+    std::uint64_t* const out = record.data();
+    for (std::size_t i = 0; i < count; ++i) out[i] = words[i].load(std::memory_order_acquire);
     if (slot[0].load(std::memory_order_relaxed) == 2 * number) return number;
   }
   return 0;

@@ -191,7 +191,7 @@ bool ShmReader::attach() {
   writer_pid_ = static_cast<std::int64_t>(word(kPidAt));
   ring_ = ring_in(found.words_, slots, capacity);
   segment_ = std::move(found);
-  record_.clear();
+  record_ = std::make_shared<Words>();
   number_ = 0;
   ++generation_;
   return true;
@@ -200,12 +200,15 @@ bool ShmReader::attach() {
 bool ShmReader::copy_newest() {
   const std::uint64_t newest = ring_.newest->load(std::memory_order_acquire);
   if (newest == number_) return false;
-  const std::uint64_t number = read_record(ring_, scratch_);
+  // One for all readers, so that it is in the cache: what another one has just replaced.
+  static thread_local std::shared_ptr<Words> spare;
+  if (spare == nullptr || spare.use_count() > 1) spare = std::make_shared<Words>();
+  const std::uint64_t number = read_record(ring_, *spare);
   if (number == 0) {
     ++num_misses_;
     return false;
   }
-  record_.swap(scratch_);
+  record_.swap(spare);
   number_ = number;
   return true;
 }

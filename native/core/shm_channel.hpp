@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -92,7 +93,9 @@ class ShmReader {
 
   // As of the last poll().
   SourceState state() const { return state_; }
-  const std::vector<std::uint64_t>& record() const { return record_; }  // the last good one of this writer
+  const std::vector<std::uint64_t>& record() const { return *record_; }  // the last good one of this writer
+  // The same, which does not change while somebody keeps it.
+  std::shared_ptr<const std::vector<std::uint64_t>> kept_record() const { return record_; }
   std::uint64_t number() const { return number_; }                      // of record(), from 1; 0: none
   const std::vector<std::uint64_t>& attributes() const { return attributes_; }
   std::uint64_t generation() const { return generation_; }  // how many writers were met
@@ -112,7 +115,9 @@ class ShmReader {
   ShmSegment segment_;
   SeqlockRing ring_;
   SourceState state_ = SourceState::missing;
-  std::vector<std::uint64_t> record_, scratch_, attributes_;
+  using Words = std::vector<std::uint64_t>;
+  std::shared_ptr<Words> record_ = std::make_shared<Words>();
+  Words attributes_;
   std::uint64_t number_ = 0, generation_ = 0, num_misses_ = 0;
   std::int64_t writer_pid_ = 0;
   std::int64_t next_look_ = 0;

@@ -67,14 +67,16 @@ SnapshotWriter::SnapshotWriter(const std::string& name, std::size_t capacity, co
 
 void SnapshotWriter::publish(const Snapshot& s, const InstanceClock& clock, std::int64_t now_ns) {
   if (channel_.is_closed()) throw std::runtime_error("this writer of snapshots was closed");
-  record_.clear();
-  put_snapshot(record_, s, {capacity_, num_phases_, clock, now_ns, false});
-  channel_.write(record_);
+  static thread_local std::vector<std::uint64_t> record;  // scratch, of all writers
+  record.clear();
+  put_snapshot(record, s, {capacity_, num_phases_, clock, now_ns, false});
+  channel_.write(record);
 }
 
 void SnapshotWriter::publish(const Engine& engine, const InstanceClock& clock, std::int64_t now_ns) {
-  Snapshot::capture(engine, shot_);
-  publish(shot_, clock, now_ns);
+  static thread_local Snapshot shot;  // likewise
+  Snapshot::capture(engine, shot);
+  publish(shot, clock, now_ns);
 }
 
 SnapshotReader::SnapshotReader(const std::string& name, std::int64_t epoch_ns, double speed)
@@ -92,17 +94,26 @@ bool SnapshotReader::poll(std::int64_t now_ns) {
   return true;
 }
 
+// Nothing has happened after the newest record while its writer lives.
+Picoseconds SnapshotReader::known_until() const {
+  return clock_.at(state() == SourceState::live ? polled_ns_ : published_ns_);
+}
+
+void SnapshotReader::refresh(InstanceView& view, std::int64_t now_ns) {
+  poll(now_ns);
+  if (channel_.record().empty() || view.shows(num_changes_, now())) return;
+  view.refresh_later({channel_.kept_record(), clock_, known_until()}, num_changes_);
+}
+
 const std::shared_ptr<const Snapshot>& SnapshotReader::snapshot() {
-  const Picoseconds now = clock_.at(state() == SourceState::live ? polled_ns_ : published_ns_);
+  const Picoseconds now = known_until();
   const bool runs_on = decoded_ && snapshot_ && !snapshot_->in_flight.empty() && snapshot_->taken_at < now;
   if (decoded_ && !runs_on) return snapshot_;
   std::shared_ptr<Snapshot> shot = spare_ && spare_.use_count() == 1 ? spare_ : std::make_shared<Snapshot>();
   spare_ = std::const_pointer_cast<Snapshot>(std::exchange(snapshot_, nullptr));
   decoded_ = true;
-  if (!channel_.record().empty() && take_snapshot(channel_.record(), clock_, *shot)) {
-    shot->taken_at = std::max(now, shot->boundary);
-    snapshot_ = std::move(shot);
-  }
+  const PublishedSnapshot published{channel_.kept_record(), clock_, now};
+  if (!published.words->empty() && published.take(*shot)) snapshot_ = std::move(shot);
   return snapshot_;
 }
 

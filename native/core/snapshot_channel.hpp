@@ -11,6 +11,7 @@
 #include "shm_channel.hpp"
 #include "snapshot.hpp"
 #include "snapshot_words.hpp"
+#include "view.hpp"
 
 namespace simcluster {
 
@@ -32,8 +33,6 @@ class SnapshotWriter {
  private:
   std::size_t capacity_, num_phases_;
   ShmWriter channel_;
-  std::vector<std::uint64_t> record_;  // scratch
-  Snapshot shot_;                      // likewise
 };
 
 class SnapshotReader {
@@ -48,6 +47,10 @@ class SnapshotReader {
   // lives, since then nothing has happened after the newest record; requests are told apart by ids.
   const std::shared_ptr<const Snapshot>& snapshot();
 
+  // Looks for news, and shows a view the newest snapshot unless it would learn nothing from it. The view reads the
+  // requests when it is asked about them.
+  void refresh(InstanceView& view, std::int64_t now_ns);
+
   SourceState state() const { return channel_.state(); }
   bool has_snapshot() const { return decoded_ ? snapshot_ != nullptr : !channel_.record().empty(); }
   std::int64_t age_ns() const { return polled_ns_ - published_ns_; }  // of the snapshot at the last poll
@@ -60,6 +63,8 @@ class SnapshotReader {
   SchedulerConfig config() const;
 
  private:
+  Picoseconds known_until() const;
+
   ShmReader channel_;
   ReaderClock clock_;
   std::int64_t polled_ns_ = 0, published_ns_ = 0;

@@ -3,19 +3,18 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 
-#include "hash.hpp"
 
 namespace simcluster {
 namespace {
 
-constexpr std::size_t kHeadWords = 13, kBatchWords = 8, kEntryWords = 2, kRequestWords = 9;
+constexpr std::size_t kHeadWords = 13, kBatchWords = 8, kEntryWords = 2;
+constexpr std::size_t kShortWords = 5, kRequestWords = 9;  // of a request: what is always told, and all
 constexpr std::size_t kMostBatches = 2;
 constexpr std::uint64_t kWaitingForBatch = 1, kUnflushedEnds = 2, kCapacityBound = 4, kWithIntake = 8;
-constexpr std::uint64_t kPrefillChunk = 1, kLockstep = 2;  // of a request
-constexpr std::uint64_t kMagic = 0x736e617073207363;  // "cs snaps" where bytes of a word come lowest first
-constexpr std::size_t kFrameWords = 3;                // magic, format and checksum
+constexpr std::uint64_t kPrefillChunk = 1, kLockstep = 2, kWhole = 4;  // of a request
 
 std::uint64_t bits(std::int64_t value) { return static_cast<std::uint64_t>(value); }
 // Two numbers of 32 bits, which may be negative.
@@ -23,53 +22,106 @@ std::uint64_t pair(std::int64_t high, std::int64_t low) { return (bits(high) << 
 std::int32_t high(std::uint64_t word) { return static_cast<std::int32_t>(word >> 32); }
 std::int32_t low(std::uint64_t word) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(word)); }
 
+// What is left of the words; runs out at once, never past the end.
+class Words {
+ public:
+  explicit Words(std::span<const std::uint64_t> left) : left_(left) {}
+
+  std::size_t size() const { return left_.size(); }
+  // The next so many; null if there are less.
+  const std::uint64_t* take(std::uint64_t count) {
+    if (count > left_.size()) return nullptr;
+    const std::uint64_t* const taken = left_.data();
+    left_ = left_.subspan(count);
+    return taken;
+  }
+
+ private:
+  std::span<const std::uint64_t> left_;
+};
+
+// What follows from the other fields of most requests, and then needs no words: of those that wait untouched, and of
+// those that take one token from every batch in flight.
+void derive(RequestState& r, std::int32_t num_batches) {
+  const std::int32_t in_flight = r.lockstep ? num_batches : 0;
+  r.num_inflight_tokens = in_flight;
+  r.num_sampled_tokens = r.num_output_tokens + in_flight;
+  r.num_computed_tokens = r.lockstep ? r.num_prompt_tokens + r.num_output_tokens + in_flight - 1 : 0;
+  r.num_stale_tokens = r.num_registered_tokens = 0;
+}
+
+bool follows(const RequestState& r, std::int32_t num_batches) {
+  RequestState other;
+  other.num_prompt_tokens = r.num_prompt_tokens;
+  other.num_output_tokens = r.num_output_tokens;
+  other.lockstep = r.lockstep;
+  derive(other, num_batches);
+  return other.num_computed_tokens == r.num_computed_tokens && other.num_inflight_tokens == r.num_inflight_tokens &&
+         other.num_sampled_tokens == r.num_sampled_tokens && other.num_stale_tokens == r.num_stale_tokens &&
+         other.num_registered_tokens == r.num_registered_tokens &&
+         (!r.lockstep || static_cast<std::int32_t>(r.join_pass) < 0);
+}
+
 // The order of admission is that of the running, so it needs no word; who is not in lockstep has no join.
 void put_request(std::vector<std::uint64_t>& words, const RequestState& r, const RequestDetail& d,
-                 const InstanceClock& clock) {
-  const std::uint64_t flags = (r.is_prefill_chunk ? kPrefillChunk : 0) | (r.lockstep ? kLockstep : 0);
-  const std::uint64_t join = r.lockstep ? r.join_pass + 1 : 0;
-  const std::uint64_t small = static_cast<std::uint8_t>(r.num_output_placeholders) |
-                              static_cast<std::uint64_t>(r.status) << 8 | flags << 16 | join << 24;
+                 std::int32_t num_batches, const WordForm& form) {
+  constexpr std::int32_t kMostPreemptions = 0xffff;
+  const bool whole = !follows(r, num_batches) || d.priority != 0 || d.num_preemptions > kMostPreemptions;
+  const std::uint64_t flags = (r.is_prefill_chunk ? kPrefillChunk : 0) | (r.lockstep ? kLockstep : 0) |
+                              (whole ? kWhole : 0);
+  const std::uint64_t join = r.lockstep ? (r.join_pass + 1) & 3 : 0;
+  const auto small = static_cast<std::uint64_t>(r.num_output_placeholders & 3) |
+                     static_cast<std::uint64_t>(r.status) << 2 | join << 4 | flags << 6 |
+                     bits(whole ? 0 : d.num_preemptions) << 16;
   const std::uint64_t row[kRequestWords] = {
       bits(r.id),
       pair(r.num_prompt_tokens, r.num_output_tokens),
+      pair(r.num_blocks, r.max_tokens),
+      bits(form.clock.at(d.arrival_time)),
+      pair(d.num_cached_tokens, static_cast<std::int64_t>(small)),
       pair(r.num_computed_tokens, r.num_inflight_tokens),
       pair(r.num_stale_tokens, r.num_sampled_tokens),
-      pair(r.num_blocks, r.max_tokens),
-      pair(r.num_registered_tokens, static_cast<std::int64_t>(small)),
-      bits(d.priority),
-      bits(clock.at(d.arrival_time)),
-      pair(d.num_cached_tokens, d.num_preemptions)};
-  words.insert(words.end(), row, row + kRequestWords);
+      pair(r.num_registered_tokens, d.num_preemptions),
+      bits(d.priority)};
+  words.insert(words.end(), row, row + (whole ? kRequestWords : kShortWords));
 }
 
-// False if it names a batch that is not there.
-bool take_request(const std::uint64_t* word, std::int32_t num_batches, RequestState& r, RequestDetail& d) {
+// False if there are too few words, or if it names a batch that is not there.
+bool take_request(Words& words, std::int32_t num_batches, const ReaderClock& clock, RequestState& r, RequestDetail& d) {
+  const std::uint64_t* const word = words.take(kShortWords);
+  if (word == nullptr) return false;
   r = {};
   d = {};
   r.id = static_cast<std::int64_t>(word[0]);
   r.num_prompt_tokens = high(word[1]);
   r.num_output_tokens = low(word[1]);
-  r.num_computed_tokens = high(word[2]);
-  r.num_inflight_tokens = low(word[2]);
-  r.num_stale_tokens = high(word[3]);
-  r.num_sampled_tokens = low(word[3]);
-  r.num_blocks = high(word[4]);
-  r.max_tokens = d.visible_max_tokens = low(word[4]);
-  r.num_registered_tokens = high(word[5]);
-  const std::uint64_t small = word[5];
-  r.num_output_placeholders = static_cast<std::int8_t>(small & 0xff);
-  r.status = static_cast<Status>(small >> 8 & 3);
-  r.is_prefill_chunk = (small >> 16 & kPrefillChunk) != 0;
-  r.lockstep = (small >> 16 & kLockstep) != 0;
-  d.priority = static_cast<std::int64_t>(word[6]);
-  d.num_cached_tokens = high(word[8]);
-  d.num_preemptions = low(word[8]);
-  if (!r.lockstep) return true;
-  const auto join = static_cast<std::int32_t>(small >> 24 & 0xff) - 1;
-  r.join_pass = static_cast<std::uint32_t>(join);
+  r.num_blocks = high(word[2]);
+  r.max_tokens = d.visible_max_tokens = low(word[2]);
+  d.arrival_time = clock.key(static_cast<std::int64_t>(word[3]));
+  d.num_cached_tokens = high(word[4]);
+  const std::uint64_t small = word[4];
+  r.num_output_placeholders = static_cast<std::int8_t>(small & 3);
+  r.status = static_cast<Status>(small >> 2 & 3);
+  r.is_prefill_chunk = (small >> 6 & kPrefillChunk) != 0;
+  r.lockstep = (small >> 6 & kLockstep) != 0;
+  const auto join = static_cast<std::int32_t>(small >> 4 & 3) - 1;
+  if (r.lockstep) r.join_pass = static_cast<std::uint32_t>(join);
+  if ((small >> 6 & kWhole) == 0) {
+    derive(r, num_batches);
+    d.num_preemptions = static_cast<std::int32_t>(small >> 16 & 0xffff);
+    return true;
+  }
+  const std::uint64_t* const more = words.take(kRequestWords - kShortWords);
+  if (more == nullptr) return false;
+  r.num_computed_tokens = high(more[0]);
+  r.num_inflight_tokens = low(more[0]);
+  r.num_stale_tokens = high(more[1]);
+  r.num_sampled_tokens = low(more[1]);
+  r.num_registered_tokens = high(more[2]);
+  d.num_preemptions = low(more[2]);
+  d.priority = static_cast<std::int64_t>(more[3]);
   const std::int64_t in_flight = std::int64_t{r.num_sampled_tokens} - r.num_output_tokens;
-  return join < num_batches && std::max(join, 0) + in_flight <= num_batches;
+  return !r.lockstep || (join < num_batches && std::max(join, 0) + in_flight <= num_batches);
 }
 
 // Which of a snapshot's requests are written: the first of the running and the first of the waiting.
@@ -123,64 +175,6 @@ void put_sums(std::vector<std::uint64_t>& words, const std::vector<std::int32_t>
   }
 }
 
-// Whether the sums are those of the requests, so that whoever uses them finds every request among them.
-bool adds_up(const Snapshot& s) {
-  const auto size = std::ssize(s.in_step.by_phase);
-  if (s.in_step.count < 0) return true;
-  if (size < 1) return s.in_step.count == 0 && s.in_step.context == 0;
-  const std::int64_t ahead = std::ssize(s.in_flight);
-  std::int64_t count = 0, context = 0;
-  std::vector<std::int32_t> by_phase(static_cast<std::size_t>(size), 0);
-  for (std::int64_t i = 0; i < s.num_running; ++i) {
-    const RequestState& r = s.requests[static_cast<std::size_t>(i)];
-    const std::int64_t joined = std::max(static_cast<std::int32_t>(r.join_pass), 0);
-    if (!r.lockstep || std::int64_t{r.num_sampled_tokens} - r.num_output_tokens + joined != ahead) continue;
-    const std::int64_t room = r.num_blocks * size - r.num_computed_tokens;
-    if (room < 0 || room >= size) return false;
-    ++count;
-    context += r.num_computed_tokens;
-    by_phase[static_cast<std::size_t>((ahead + room) % size)] += 1;
-  }
-  return count == s.in_step.count && context == s.in_step.context && by_phase == s.in_step.by_phase;
-}
-
-// What an engine never shows, and what would mislead those that restore it.
-bool plausible(const Snapshot& s) {
-  for (std::size_t i = 0; i < s.requests.size(); ++i) {
-    const RequestState& r = s.requests[i];
-    const bool running = static_cast<std::int64_t>(i) < s.num_running;
-    const std::int32_t least = std::min({r.num_output_tokens, r.num_computed_tokens, r.num_inflight_tokens,
-                                         r.num_stale_tokens, r.num_blocks, r.num_registered_tokens, r.max_tokens});
-    if (least < 0 || r.num_prompt_tokens < 1 || r.num_sampled_tokens < r.num_output_tokens) return false;
-    if (r.num_output_placeholders < 0 || r.num_output_placeholders > 2 || r.status == Status::gone) return false;
-    if ((r.status == Status::running) != running) return false;
-  }
-  for (const Snapshot::BatchInFlight& batch : s.in_flight) {
-    for (const Snapshot::Entry& e : batch.entries) {
-      if (e.num_tokens < 1 || e.sample_index < -1) return false;
-    }
-  }
-  return s.num_free_blocks >= 0 && adds_up(s);
-}
-
-// What is left of the words; runs out at once, never past the end.
-class Words {
- public:
-  explicit Words(std::span<const std::uint64_t> left) : left_(left) {}
-
-  std::size_t size() const { return left_.size(); }
-  // The next so many; null if there are less.
-  const std::uint64_t* take(std::uint64_t count) {
-    if (count > left_.size()) return nullptr;
-    const std::uint64_t* const taken = left_.data();
-    left_ = left_.subspan(count);
-    return taken;
-  }
-
- private:
-  std::span<const std::uint64_t> left_;
-};
-
 bool take_sums(Words& words, std::uint64_t num_phases, std::vector<std::int32_t>& by_phase) {
   const std::uint64_t* const word = words.take(num_phases / 2 + num_phases % 2);
   if (word == nullptr) return false;
@@ -208,18 +202,15 @@ bool take_batch(Words& words, std::int64_t num_requests, const ReaderClock& cloc
 }
 
 bool take_requests(Words& words, std::size_t count, const ReaderClock& clock, Snapshot& s) {
-  if (words.size() / kRequestWords != count || words.size() % kRequestWords != 0) return false;
-  const std::uint64_t* word = words.take(count * kRequestWords);
   s.requests.resize(count);
   s.details.resize(count);
   const auto num_batches = narrow(std::ssize(s.in_flight));
-  for (std::size_t i = 0; i < count; ++i, word += kRequestWords) {
-    if (!take_request(word, num_batches, s.requests[i], s.details[i])) return false;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!take_request(words, num_batches, clock, s.requests[i], s.details[i])) return false;
     if (s.requests[i].lockstep && static_cast<std::int64_t>(i) >= s.num_running) return false;
-    s.details[i].arrival_time = clock.key(static_cast<std::int64_t>(word[7]));
     s.details[i].sequence = static_cast<std::uint32_t>(i);
   }
-  return true;
+  return words.size() == 0;
 }
 
 constexpr std::int64_t kLatest = std::numeric_limits<std::int64_t>::max() / 1000 * 1000;  // whole nanoseconds [ps]
@@ -231,13 +222,6 @@ Picoseconds since(const ReaderClock& clock, std::int64_t ns, Picoseconds earlies
   const long double scaled = static_cast<long double>(passed) * 1000 * clock.speed;
   if (scaled <= static_cast<long double>(earliest)) return earliest;
   return scaled >= static_cast<long double>(kLatest) ? kLatest : std::llround(scaled);
-}
-
-// Another word anywhere gives another sum.
-std::uint64_t checksum(std::span<const std::uint64_t> words) {
-  std::uint64_t sum = 0;
-  for (const std::uint64_t word : words) sum = mix64(sum ^ word);
-  return sum;
 }
 
 }  // namespace
@@ -267,26 +251,29 @@ void put_snapshot(std::vector<std::uint64_t>& words, const Snapshot& s, const Wo
   left_out.num_waiting += static_cast<std::int64_t>(s.requests.size()) - s.num_running - kept.num_waiting;
   const bool summed = has_sums(s, kept, form);
   const std::uint64_t flags = (s.waiting_for_batch ? kWaitingForBatch : 0) | (s.unflushed_ends ? kUnflushedEnds : 0) |
-                              (s.capacity_bound ? kCapacityBound : 0) | (form.with_intake ? kWithIntake : 0);
+                              (s.capacity_bound ? kCapacityBound : 0) | (form.exact ? kWithIntake : 0);
   const InstanceClock& clock = form.clock;
   words.insert(words.end(),
                {bits(form.at), bits(clock.at(s.boundary)), flags, bits(s.num_executed), bits(s.last_prefill),
                 bits(s.num_free_blocks), pair(kept.num_running, kept.num_running + kept.num_waiting),
                 pair(left_out.num_running, left_out.num_waiting), bits(left_out.prefill_tokens),
                 pair(summed ? std::ssize(s.in_step.by_phase) : 0, std::ssize(s.in_flight)),
-                bits(form.with_intake ? clock.at(s.intake) : 0), bits(summed ? s.in_step.count : -1),
+                bits(form.exact ? clock.at(s.intake) : 0), bits(summed ? s.in_step.count : -1),
                 bits(summed ? s.in_step.context : 0)});
   if (summed) put_sums(words, s.in_step.by_phase);
   for (std::size_t i = 0; i < s.in_flight.size(); ++i) put_batch(words, s, i, kept, clock);
   for (std::size_t i = 0; i < s.requests.size(); ++i) {
-    if (kept.place(static_cast<std::int64_t>(i)) >= 0) put_request(words, s.requests[i], s.details[i], clock);
+    if (kept.place(static_cast<std::int64_t>(i)) < 0) continue;
+    put_request(words, s.requests[i], s.details[i], narrow(std::ssize(s.in_flight)), form);
   }
 }
 
-bool take_snapshot(std::span<const std::uint64_t> all, const ReaderClock& clock, Snapshot& s) {
-  Words words(all);
+namespace {
+
+// Up to the requests, of which this is the number.
+std::optional<std::size_t> take_front(Words& words, const ReaderClock& clock, Snapshot& s) {
   const std::uint64_t* const head = words.take(kHeadWords);
-  if (head == nullptr) return false;
+  if (head == nullptr) return std::nullopt;
   const auto number = [&](std::size_t at) { return static_cast<std::int64_t>(head[at]); };
   s.version = Snapshot::kVersion;
   s.boundary = clock.at(number(1));
@@ -304,53 +291,44 @@ bool take_snapshot(std::span<const std::uint64_t> all, const ReaderClock& clock,
   s.in_step.count = number(11);
   s.in_step.context = number(12);
   const std::int64_t num_phases = high(head[9]), num_batches = low(head[9]);
-  if (num_phases < 0 || num_batches < 0 || num_batches > static_cast<std::int64_t>(kMostBatches)) return false;
-  if (s.num_running < 0 || count < s.num_running) return false;
-  if (!take_sums(words, static_cast<std::uint64_t>(num_phases), s.in_step.by_phase)) return false;
+  if (num_phases < 0 || num_batches < 0 || num_batches > static_cast<std::int64_t>(kMostBatches) ||
+      s.num_running < 0 || count < s.num_running ||
+      !take_sums(words, static_cast<std::uint64_t>(num_phases), s.in_step.by_phase)) {
+    return std::nullopt;
+  }
   s.in_flight.resize(static_cast<std::size_t>(num_batches));
   for (Snapshot::BatchInFlight& batch : s.in_flight) {
-    if (!take_batch(words, count, clock, batch)) return false;
+    if (!take_batch(words, count, clock, batch)) return std::nullopt;
   }
-  return take_requests(words, static_cast<std::size_t>(count), clock, s);
+  if (words.size() / kShortWords < static_cast<std::size_t>(count)) return std::nullopt;
+  return static_cast<std::size_t>(count);
 }
 
-std::string to_bytes(const Snapshot& snapshot) {
-  std::vector<std::uint64_t> words{kMagic, kSnapshotFormat};
-  constexpr InstanceClock kExact{0, 1.0, 1};
-  put_snapshot(words, snapshot, {snapshot.requests.size(), snapshot.in_step.by_phase.size(), kExact, snapshot.taken_at, true});
-  words.push_back(checksum(words));
-  std::string bytes;
-  bytes.reserve(words.size() * sizeof(std::uint64_t));
-  for (const std::uint64_t word : words) {
-    for (int shift = 0; shift < 64; shift += 8) bytes.push_back(static_cast<char>(word >> shift & 0xff));
-  }
-  return bytes;
+}  // namespace
+
+bool take_snapshot(std::span<const std::uint64_t> all, const ReaderClock& clock, Snapshot& s) {
+  Words words(all);
+  const std::optional<std::size_t> count = take_front(words, clock, s);
+  return count && take_requests(words, *count, clock, s);
 }
 
-Snapshot from_bytes(std::string_view bytes) {
-  const auto fail = [](const std::string& what) {
-    throw std::invalid_argument("these bytes are no snapshot: " + what + "; pass what Snapshot.to_bytes() returned");
-  };
-  constexpr std::size_t kWord = sizeof(std::uint64_t), kLeast = (kFrameWords + kHeadWords) * kWord;
-  std::vector<std::uint64_t> words(bytes.size() / kWord, 0);
-  for (std::size_t i = 0; i < words.size() * kWord; ++i) {
-    words[i / kWord] |= static_cast<std::uint64_t>(static_cast<unsigned char>(bytes[i])) << (i % kWord * 8);
-  }
-  if (words.size() < 2 || words[0] != kMagic) fail("they do not begin as one");
-  if (words[1] != kSnapshotFormat) {
-    fail("layout " + std::to_string(words[1]) + ", known is " + std::to_string(kSnapshotFormat));
-  }
-  if (bytes.size() < kLeast || bytes.size() % kWord != 0) {
-    fail("of " + std::to_string(bytes.size()) + " bytes the end is missing");
-  }
-  const std::span<const std::uint64_t> all(words);
-  if (checksum(all.first(all.size() - 1)) != all.back()) fail("their checksum is wrong");
-  Snapshot s;
-  constexpr ReaderClock kExact{0, 1.0, 1};
-  if (!take_snapshot(all.subspan(2, all.size() - kFrameWords), kExact, s) || !plausible(s)) {
-    fail("their parts contradict each other");
-  }
-  return s;
+bool take_head(std::span<const std::uint64_t> all, const ReaderClock& clock, Snapshot& s) {
+  Words words(all);
+  s.requests.clear();
+  s.details.clear();
+  return take_front(words, clock, s).has_value();
+}
+
+bool PublishedSnapshot::take(Snapshot& s) const {
+  if (!take_snapshot(*words, clock, s)) return false;
+  s.taken_at = std::max(taken_at, s.boundary);
+  return true;
+}
+
+bool PublishedSnapshot::take_head(Snapshot& s) const {
+  if (!simcluster::take_head(*words, clock, s)) return false;
+  s.taken_at = std::max(taken_at, s.boundary);
+  return true;
 }
 
 }  // namespace simcluster

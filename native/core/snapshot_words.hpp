@@ -1,11 +1,10 @@
-// A snapshot as words of 64 bits: what shared memory holds and, with a frame around it, what can be sent as bytes.
+// A snapshot as words of 64 bits, which shared memory holds.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "snapshot.hpp"
@@ -41,7 +40,7 @@ struct WordForm {
   std::size_t most_phases = 0;  // sums by more of them are left out
   InstanceClock clock;
   std::int64_t at = 0;  // the first word: when it was taken, by the clock
-  bool with_intake = false;
+  bool exact = false;      // with what no view reads: what reached the engine, and which tokens have a hash
 };
 
 // Words of a snapshot with so many residents at most, of an instance with this block size.
@@ -52,10 +51,18 @@ void put_snapshot(std::vector<std::uint64_t>& words, const Snapshot& snapshot, c
 
 // False if the words contradict each other, which those of put_snapshot never do; then the snapshot is of no use.
 bool take_snapshot(std::span<const std::uint64_t> words, const ReaderClock& clock, Snapshot& snapshot);
+// The same without its requests.
+bool take_head(std::span<const std::uint64_t> words, const ReaderClock& clock, Snapshot& snapshot);
 
-// Every field that restoring or an estimate reads; equal on every machine. to_bytes() throws as put_snapshot does,
-// from_bytes() std::invalid_argument for bytes that are damaged, of another layout or no snapshot at all.
-std::string to_bytes(const Snapshot& snapshot);
-Snapshot from_bytes(std::string_view bytes);
+// Words that nobody has read yet.
+struct PublishedSnapshot {
+  std::shared_ptr<const std::vector<std::uint64_t>> words;  // null: none
+  ReaderClock clock;
+  Picoseconds taken_at = 0;  // nothing has ended since the boundary, as far as is known, up to here
+
+  // As take_snapshot() and take_head().
+  bool take(Snapshot& snapshot) const;
+  bool take_head(Snapshot& snapshot) const;
+};
 
 }  // namespace simcluster

@@ -71,6 +71,7 @@ std::int64_t InstanceView::num_waiting() {
 
 void InstanceView::refresh(std::shared_ptr<const Snapshot> snapshot, std::uint64_t change) {
   source_ = nullptr;
+  published_.words = nullptr;
   change_ = change;
   const bool async = config_.async_scheduling;
   const bool same = (ready_ || told_) && same_state(*snapshot_, *snapshot, engine_.step_time(), async);
@@ -86,6 +87,7 @@ void InstanceView::refresh_later(SnapshotSource& source, std::size_t instance, s
                                  Picoseconds taken_at, const Ahead& ahead) {
   change_ = change;
   believed_until_ = -1;
+  published_.words = nullptr;
   source_ = &source;
   source_instance_ = instance;
   source_taken_at_ = taken_at;
@@ -127,7 +129,7 @@ void InstanceView::match_requests() {
   std::erase_if(unseen_, arrived);
   if (!sorted) std::sort(seen_.begin(), seen_.end(), by_id);
   was_shown_ = true;
-  believed_until_ = believed_until();
+  believed_until_ = believed_until(*snapshot_);
   ending_.fill({});
   // Plain pointers, since every estimate from a new snapshot begins here.
   const std::size_t count = snapshot_->requests.size();
@@ -230,13 +232,13 @@ void InstanceView::forget_outlook() {
 }
 
 // The step in flight may run so long, or has already run longer.
-Picoseconds InstanceView::believed_until() const {
-  if (snapshot_->in_flight.empty()) return kNever;
-  const Snapshot::BatchInFlight& batch = snapshot_->in_flight.front();
+Picoseconds InstanceView::believed_until(const Snapshot& snapshot) const {
+  if (snapshot.in_flight.empty()) return kNever;
+  const Snapshot::BatchInFlight& batch = snapshot.in_flight.front();
   const StepTimeModel& model = engine_.step_time();
   const Picoseconds time =
       batch.features.num_tokens == 0 ? 0 : model.period(model.device_time(batch.features), config_.async_scheduling);
-  return std::max(snapshot_->taken_at, batch.start + time);
+  return std::max(snapshot.taken_at, batch.start + time);
 }
 
 void InstanceView::record_dispatch(const Dispatch& dispatch) {

@@ -11,6 +11,7 @@
 #include "forecast.hpp"
 #include "frontier.hpp"
 #include "snapshot.hpp"
+#include "snapshot_words.hpp"
 
 namespace simcluster {
 
@@ -61,10 +62,14 @@ class InstanceView {
   // the same instant. Before the instance changes or the source goes away, look() is due.
   void refresh_later(SnapshotSource& source, std::size_t instance, std::uint64_t change, Picoseconds taken_at,
                      const Ahead& ahead);
+  // The same with a published one, whose requests are read when it matters. If nothing is expected to have reached the
+  // instance since the last one, that is never read unless it was asked for.
+  void refresh_later(PublishedSnapshot published, std::uint64_t change);
   // Whether a snapshot of the state with this number, taken at t, would tell nothing new.
   bool shows(std::uint64_t change, Picoseconds t) const { return change == change_ && t <= believed_until_; }
   void look() {
     if (source_ != nullptr) fetch();
+    if (published_.words != nullptr) read_published();
   }
   void record_dispatch(const Dispatch& dispatch);
   // A request of this router that has ended, or never reached the engine. Where only ids tell what a snapshot includes,
@@ -138,10 +143,11 @@ class InstanceView {
 
   Picoseconds estimate_slowly(const Dispatch& candidate);
   void fetch();
+  void read_published();
   void match_requests();
   void set_bound(Picoseconds device_free);
   void tighten_bound(const Ahead& ahead);
-  Picoseconds believed_until() const;
+  Picoseconds believed_until(const Snapshot& snapshot) const;
   void restore(Engine& engine);
   Picoseconds simulate_on(Engine& engine, const Dispatch& candidate);
   void build_frontier();
@@ -163,6 +169,8 @@ class InstanceView {
   SnapshotSource* source_ = nullptr;  // of a newer snapshot: not null until that is asked for
   std::size_t source_instance_ = 0;
   Picoseconds source_taken_at_ = 0;
+  PublishedSnapshot published_;       // likewise, with words until it is read
+  std::shared_ptr<Snapshot> own_;     // the last one read by this view
   // Those of the snapshot's requests that may be expected to end within so many tokens, and their tokens.
   static constexpr std::int64_t kMostTokens = 32;
   struct EndingSoon {
