@@ -177,7 +177,8 @@ void KvCache::open(std::int32_t slot, const RequestSpec& spec) {
   const std::uint64_t own = mix64(static_cast<std::uint64_t>(spec.id) + 0x5117c1e5ULL);
   t.prompt.assign(spec.prompt.begin(), spec.prompt.end());
   if (t.prompt.empty()) t.prompt.push_back({own, spec.num_prompt_tokens});
-  t.first_output = spec.first_output != 0 ? spec.first_output : mix64(own);
+  // Not mix64(own): behind a prompt of that one token it would leave nothing of the request in the hash.
+  t.first_output = spec.first_output != 0 ? spec.first_output : mix64(~own);
 }
 
 void KvCache::extend_hashes(Table& t, const RequestState& request, std::int64_t blocks) {

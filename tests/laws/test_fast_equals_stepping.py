@@ -38,7 +38,7 @@ class Workload:
 
     def _draw_config(self, draw: random.Random) -> None:
         c = self.config
-        c.block_size = draw.choice([4, 16])
+        c.block_size = draw.choice([1, 4, 16])
         c.max_model_len = draw.choice([64, 256, 4096])
         c.max_num_batched_tokens = draw.choice([4, 8, 32, 128, 2048])
         c.max_num_seqs = draw.choice([1, 2, 4, 16, 256])
@@ -117,6 +117,13 @@ def test_the_fast_path_shows_what_stepping_with_exact_blocks_shows(part: int) ->
         assert workload.run(fast=True, counted=True) == stepping, f"workload {seed}"
         preemptions += stepping[-1][3]
     assert preemptions > 0 or WORKLOADS < 100
+
+
+@pytest.mark.parametrize("seed", [1595, 1648, 1795, 5642, 5877])
+def test_answers_to_prompts_of_one_token_share_no_block_of_one_token(seed: int) -> None:
+    workload = Workload(seed)
+    assert (workload.config.block_size, workload.config.enable_prefix_caching) == (1, True)
+    assert workload.run(fast=True, counted=True) == workload.run(fast=False, counted=False)
 
 
 @pytest.mark.parametrize("seed", range(40))
