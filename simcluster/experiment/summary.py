@@ -29,7 +29,7 @@ class Ended:
         num_sent: requests that were sent.
         clock_ps: the run's last instant [ps].
         interrupted: somebody ended it.
-        decision_time_ns: time spent in the router's decisions [ns].
+        decision_time_ns: time spent in the router's decisions [ns], or None where nobody took it.
         prefix_cache: hits in the instances' prefix caches, or None where nobody told.
         reports: what the routers tell.
     """
@@ -38,7 +38,7 @@ class Ended:
     num_sent: int
     clock_ps: int
     interrupted: bool
-    decision_time_ns: int
+    decision_time_ns: int | None
     prefix_cache: dict[str, Any] | None = None
     reports: list[dict[str, Any]] = field(default_factory=list)
 
@@ -67,7 +67,8 @@ def run_summary(scenario: Scenario, world: World, writer: TableWriter, ended: En
     summary["regret"] = None
     summary["cards"] = {spec.card: spec.badge for spec in world.instances}
     summary["policy_reports"] = ended.reports
-    summary["mean_decision_us"] = ended.decision_time_ns / max(ended.num_sent, 1) / 1e3
+    taken_ns = ended.decision_time_ns
+    summary["mean_decision_us"] = None if taken_ns is None else taken_ns / max(ended.num_sent, 1) / 1e3
     return summary
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from simcluster.backends.ledger import DecisionLog
 from simcluster.backends.predictions import Predictions
@@ -35,6 +36,7 @@ class LiveRun:
         estimators: names of these estimators.
         instance: where requests went that nobody decided about; -1: nowhere.
         clock_ps: the client's clock at the end [ps].
+        samples: of the instances' load, as the table of instances, or None.
         interrupted: somebody ended it.
         how: what the manifest says about servers, speed and what was assumed.
     """
@@ -46,6 +48,7 @@ class LiveRun:
     estimators: Sequence[str] = ()
     instance: int = -1
     clock_ps: int = 0
+    samples: pa.Table | None = None
     interrupted: bool = False
     how: dict[str, Any] = field(default_factory=dict)
 
@@ -99,13 +102,15 @@ def _record(
     if scenario.output.decisions != "off" and len(log):
         recorder.decisions(log.take())
     recorder.estimates(predictions)
+    if run.samples is not None and run.samples.num_rows:
+        writer.write("instances", run.samples)
     writer.close()
     ended = Ended(
         policy=run.policy,
         num_sent=len(run.outcomes),
         clock_ps=run.clock_ps,
         interrupted=run.interrupted,
-        decision_time_ns=0,
+        decision_time_ns=None,
     )
     summary = run_summary(scenario, world, writer, ended)
     summary["measuring"] = measuring_report(world, run.outcomes, run.lag_ps, instance_of)

@@ -31,11 +31,13 @@ COLUMNS: dict[str, Any] = {
 }
 
 
-def write_scenario(folder: Path, columns: dict[str, Any] = COLUMNS, **sections: Any) -> Path:
+def write_scenario(
+    folder: Path, columns: dict[str, Any] = COLUMNS, instances: int | list[dict[str, Any]] = 2, **sections: Any
+) -> Path:
     make_card(folder)
     write_file(folder / "t.parquet", **columns)
     file = folder / "small.yaml"
-    file.write_text(json.dumps(scenario_data(2, **sections)), encoding="utf-8")
+    file.write_text(json.dumps(scenario_data(instances, **sections)), encoding="utf-8")
     return file
 
 
@@ -59,6 +61,11 @@ def test_a_policy_that_does_not_look_decides_the_same_live_and_in_simulation(tmp
     tables = {side: pl.read_parquet(out / side / "round_robin" / "requests.parquet") for side in ("live", "simulated")}
     lengths = [table.sort("request_id").select("request_id", "output_tokens", "reason") for table in tables.values()]
     assert lengths[0].equals(lengths[1]), "answers are as long, and end for the same reasons"
+    samples = pl.read_parquet(out / "live" / "round_robin" / "instances.parquet")
+    assert set(samples["instance"]) == {"a", "b"}
+    assert samples["num_running"].null_count() == 0
+    assert (samples["kv_cache_usage"] <= 1).all()
+    assert samples["busy_s"].null_count() == samples.height, "servers do not tell"
     assert json.loads((out / "comparison.json").read_text())["policies"] == result["policies"]
     assert json.loads((out / "live" / "round_robin" / "manifest.json").read_text())["live"]["servers"] == "mock"
 
@@ -120,6 +127,29 @@ def test_without_mock_every_instance_needs_an_address(tmp_path: Path) -> None:
     code, _, errors = run_command("live-compare", file, "--mock", "-p", "oracle", "-q")
     assert code == 2
     assert "oracle" in errors
+
+
+def test_servers_at_the_scenarios_addresses_answer_at_the_traces_lengths(tmp_path: Path) -> None:
+    """They are mock ones of another trace, which know nothing of this one's lengths."""
+    columns = COLUMNS | {"arrival_s": [0.02 * k for k in range(N)]}
+    (tmp_path / "other").mkdir()
+    other = write_scenario(tmp_path / "other", columns | {"request_id": [f"x{k}" for k in range(N)]})
+
+    async def main() -> dict[str, Any]:
+        async with mock_process([str(other)]) as servers:
+            places = [{"url": url, "snapshot": "metrics"} for url in servers.urls]
+            file = write_scenario(tmp_path, columns, instances=places)
+            command = [sys.executable, "-m", "simcluster", "live-compare", str(file), "-p", "round_robin", "--json"]
+            process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+            out, _ = await process.communicate()
+            return dict(json.loads(out))
+
+    result = asyncio.run(main())
+    found = result["policies"]["round_robin"]
+    assert (result["servers"], found["mock"], found["late_steps_share"]) == ("real servers", None, None)
+    assert found["requests"]["live"]["finished"] == N
+    assert found["identical_decisions"] == 1.0
+    assert found["measuring"]["token_mismatches"] == 0
 
 
 def children_of(pid: int) -> list[int]:

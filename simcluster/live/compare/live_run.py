@@ -14,6 +14,7 @@ from simcluster.live.client.send import Outcome, Sender
 from simcluster.live.clock import LiveClock
 from simcluster.live.compare.lookup import TraceAnswers, TraceRequests
 from simcluster.live.compare.mock_process import mock_process
+from simcluster.live.compare.samples import Sampler
 from simcluster.live.endpoints import endpoints, require_urls
 from simcluster.live.record import LiveRun
 from simcluster.live.router.core import AUTO, RouterSetup
@@ -118,10 +119,15 @@ async def _drive(setup: LiveSetup, policy: str, urls: list[str], on_end: Callabl
             clock = LiveClock(setup.speed, lead_s=_LEAD_S)
             sender = Sender(world, clock, session, url, AUTO, timeout_s=600.0 * max(1.0, 1.0 / setup.speed))
             driver = Driver(world, clock, sender.send, on_end, sender.prepare)
+            names = [spec.name for spec in world.instances]
+            interval_s = setup.scenario.output.sample_interval_s
+            sampler = Sampler(names, router.core.upstreams.get, clock, interval_s)
+            looking = asyncio.create_task(sampler.run())
             end_ps = setup.end_ps
             async with asyncio.timeout_at(None if end_ps is None else clock.loop_time(end_ps)) as horizon:
                 outcomes = await driver.run()  # cut short it returns what there is
             clock_ps = clock.now_ps()
+            looking.cancel()
     finally:
         await router.stop()
     return LiveRun(
@@ -131,6 +137,7 @@ async def _drive(setup: LiveSetup, policy: str, urls: list[str], on_end: Callabl
         decisions=[(requests.index_of[each.request.index], each.decision, each.age_ps, each.beside) for each in made],
         estimators=router.core.dispatcher.estimators,
         clock_ps=clock_ps,
+        samples=sampler.table(),
         interrupted=driver.stopped and not horizon.expired(),
         how=_how(setup, urls),
     )
