@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from command_line import run_command
 from simcluster.live.alarm import Alarm
 from simcluster.live.client.drive import Driver
 from simcluster.live.client.prompts import prompt_ids
 from simcluster.live.client.send import Outcome
+from simcluster.live.compare.live_run import replay_clock
 from simcluster.request import PrefixHashes
 from simcluster.units import PS_PER_S
 from simcluster.world import World
@@ -174,3 +177,18 @@ def test_an_alarm_rings_once_when_its_instant_has_come_and_can_be_moved_and_clos
         return rang
 
     assert asyncio.run(main()) == ["one", "other"]
+
+
+def test_c046_speed_scales_the_intervals_from_the_first_request_on(tmp_path: Path) -> None:
+    world = world_of(tmp_path, [100.0, 102.0, 106.0])
+
+    async def main() -> tuple[float, list[float]]:
+        clock = replay_clock(world, 2.0)
+        due = [clock.loop_time(int(at_ps)) for at_ps in world.known.arrival_ps]
+        return due[0] - asyncio.get_running_loop().time(), [each - due[0] for each in due]
+
+    wait_s, offsets_s = asyncio.run(main())
+    assert wait_s <= 0.2, "and not 50 s"
+    assert offsets_s == pytest.approx([0.0, 1.0, 3.0])
+    for speed in (0, -2):
+        assert run_command("live-compare", "quickstart", "--mock", "--speed", speed)[0] == 2

@@ -1,6 +1,7 @@
 """`simcluster mock`: simulated engines behind vLLM's API, in wall-clock time."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 
 from mock_servers import Client, against, prompt, running, small_world
@@ -20,6 +22,7 @@ from simcluster.errors import ConfigError
 from simcluster.live.mock.hosted_engine import Stream
 from simcluster.live.mock.run import MockCluster
 from simcluster.predict.tokens import EstimatedTokens
+from simcluster.request import PrefixHashes
 from small_cluster import scenario_data
 
 
@@ -335,3 +338,19 @@ def test_metrics_count_tokens_as_they_come_and_clients_that_left(tmp_path: Path)
         assert client.cluster.report()["requests"] == {"abort": 1, "length": 1}
 
     against(small_world(tmp_path), check)
+
+
+def test_requests_of_the_trace_share_the_prefixes_that_the_trace_says_are_shared(tmp_path: Path) -> None:
+    plain = small_world(tmp_path)
+    prefix = PrefixHashes(np.array([0, 2, 4, 4]), np.array([0, 1, 0, 2]), 16)
+    world = dataclasses.replace(plain, known=dataclasses.replace(plain.known, prefix=prefix))
+    world.instances[0].engine.shared_prefixes = True
+
+    async def check(client: Client) -> None:
+        for request_id in ("r0", "r1", "r2"):
+            await client.post("/v1/completions", prompt(40, max_tokens=2), request_id)
+        lines = await client.metrics()
+        assert lines["vllm:prefix_cache_queries_total"] == 120
+        assert lines["vllm:prefix_cache_hits_total"] == 16, "the first block of r1"
+
+    against(world, check)

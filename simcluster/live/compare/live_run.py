@@ -21,12 +21,12 @@ from simcluster.live.router.core import AUTO, RouterSetup
 from simcluster.live.router.dispatcher import LiveDecision
 from simcluster.live.router.server import RouterServer
 from simcluster.scenario import Scenario
-from simcluster.units import ps_from_seconds
+from simcluster.units import PS_PER_S, ps_from_seconds
 from simcluster.world import World
 
-__all__ = ["LiveSetup", "run_live"]
+__all__ = ["LiveSetup", "replay_clock", "run_live"]
 
-_LEAD_S = 0.2  # from the start of the client's clock to the trace's 0: connections and code get warm
+_LEAD_S = 0.2  # from the start of the client's clock to the first request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +96,12 @@ async def run_live(
     return run, {} if servers is None else servers.report
 
 
+def replay_clock(world: World, speed: float) -> LiveClock:
+    """Return a clock on which the first request is due in a moment, and all others as long after it as in the trace."""
+    first_s = int(world.known.arrival_ps[0]) / PS_PER_S
+    return LiveClock(speed, lead_s=_LEAD_S - first_s / speed)
+
+
 async def _drive(setup: LiveSetup, policy: str, urls: list[str], on_end: Callable[[Outcome], None]) -> LiveRun:
     world = setup.world
     requests = TraceRequests(world)
@@ -116,7 +122,7 @@ async def _drive(setup: LiveSetup, policy: str, urls: list[str], on_end: Callabl
     url = await router.start("127.0.0.1", 0)
     try:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            clock = LiveClock(setup.speed, lead_s=_LEAD_S)
+            clock = replay_clock(world, setup.speed)
             sender = Sender(world, clock, session, url, AUTO, timeout_s=600.0 * max(1.0, 1.0 / setup.speed))
             driver = Driver(world, clock, sender.send, on_end, sender.prepare)
             names = [spec.name for spec in world.instances]

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from simcluster import _native
@@ -116,6 +116,7 @@ class HostedEngine:
         *,
         ends_by_length: bool,
         priority: int = 0,
+        prompt: Sequence[tuple[int, int]] = (),
     ) -> tuple[int, Stream] | None:
         """Send a request to the engine, now.
 
@@ -126,6 +127,7 @@ class HostedEngine:
             max_tokens: its limit, -1 for the context's.
             ends_by_length: it ends by its limit alone.
             priority: smaller is served earlier.
+            prompt: runs of token ids (first, count); empty: it shares nothing with others.
 
         Returns:
             A key for `cancel`, and the stream; None if the engine rejects it.
@@ -135,7 +137,7 @@ class HostedEngine:
         key = self._free_key(request_id)
         at = self.spec.engine_arrival_ps(now, prompt_tokens)
         if not self.engine.submit(
-            key, prompt_tokens, output_tokens, at, max_tokens, ends_by_length, priority, arrival_time=now
+            key, prompt_tokens, output_tokens, at, max_tokens, ends_by_length, priority, now, prompt
         ):
             self.engine.take_events()
             return None

@@ -1,4 +1,4 @@
-"""How long answers of a mock server are: as the trace has it for a known request id, else by a rule that is stated."""
+"""What a mock server knows of requests: as the trace has it for a known request id, else by a rule that is stated."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,8 @@ from simcluster.live.openai_api import Asked
 from simcluster.world import World
 
 __all__ = ["Answer", "Lengths"]
+
+_OWN_TOKENS_BIT = 36  # ids of shared tokens stay below 2**36, as in the simulated cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Lengths:
         self._output = world.truth.output_tokens[:, group]
         self._by_length = world.truth.ends_by_length
         self._index = {str(name): number for number, name in enumerate(world.request_id)}
+        self._prefix = world.known.prefix if world.instances[instance].engine.shared_prefixes else None
         self._mean = max(1, round(float(self._output.mean()))) if len(self._output) else 1
 
     def of(self, request_id: str | None, asked: Asked) -> Answer:
@@ -57,3 +60,18 @@ class Lengths:
         if asked.max_tokens is not None:
             return Answer(asked.max_tokens, asked.max_tokens, ends_by_length=True)
         return Answer(self._mean, -1, ends_by_length=False)
+
+    def prompt_runs(self, request_id: str | None, prompt_tokens: int) -> list[tuple[int, int]]:
+        """Return a prompt as runs of token ids (first, count) that share what the trace says is shared.
+
+        Nothing stands for a prompt that shares nothing.
+        """
+        number = None if request_id is None else self._index.get(request_id)
+        if self._prefix is None or number is None:
+            return []
+        block, left, runs = self._prefix.block_size, prompt_tokens, []
+        for value in self._prefix.of(number).tolist():
+            if left > 0:
+                runs.append((value * block, min(block, left)))
+                left -= runs[-1][1]
+        return [*runs, ((number + 1) << _OWN_TOKENS_BIT, left)] if left > 0 else runs

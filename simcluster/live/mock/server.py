@@ -118,6 +118,7 @@ class MockServer:
             answer.max_tokens,
             ends_by_length=answer.ends_by_length,
             priority=asked.priority,
+            prompt=self.lengths.prompt_runs(given, prompt),
         )
         if sent is None:
             raise ApiError(400, f"the request does not fit: {prompt} prompt tokens, context of {limit}", "prompt")
