@@ -1,10 +1,12 @@
 """`simcluster router`."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,10 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
+from simcluster.cli.router_replay import replay_log
 from simcluster.errors import ConfigError
 from simcluster.experiment.build import build_world
 from simcluster.live.endpoints import Endpoint, endpoints
 from simcluster.live.router.core import RouterSetup
+from simcluster.live.router.log.journal import DecisionLog
 from simcluster.live.router.server import RouterServer
 from simcluster.scenario import load_scenario, override
 
@@ -39,6 +43,9 @@ app = typer.Typer(
 )
 
 
+app.command("replay", no_args_is_help=True)(replay_log)
+
+
 @app.command("serve", no_args_is_help=True)
 def serve(
     scenario: Annotated[str, typer.Argument(help="Scenario file whose instances have a url.")],
@@ -51,6 +58,11 @@ def serve(
         float,
         typer.Option(min=1e-4, max=1e4, help="In front of `mock --speed`: the same. 1 in front of real servers."),
     ] = 1.0,
+    log: Annotated[
+        Path | None, typer.Option(help="New folder for a log of all decisions; see `router replay`.")
+    ] = None,
+    log_rows: Annotated[int, typer.Option(min=1, help="Events in a file of the log, about.")] = 100_000,
+    log_files: Annotated[int, typer.Option(min=1, help="Files of the log that stay, the newest.")] = 20,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on a line when ready, one when stopped.")
     ] = False,
@@ -79,13 +91,41 @@ def serve(
     )
     server = RouterServer(setup)
     found = endpoints(loaded, path)
-    asyncio.run(_serve(server, host, port, lambda url: _say_ready(setup, found, url, as_json=as_json, quiet=quiet)))
+    with _logging(setup, log, log_rows, log_files):
+        asyncio.run(_serve(server, host, port, lambda url: _say_ready(setup, found, url, as_json=as_json, quiet=quiet)))
     report = {"requests": dict(sorted(server.core.ended.items())), "open": server.num_open}
     if as_json:
         sys.stdout.write(json.dumps(report) + "\n")
     elif not quiet:
         ends = ", ".join(f"{count:,} {kind}" for kind, count in sorted(server.core.ended.items())) or "no requests"
         sys.stdout.write(f"{ends}\n")
+
+
+def _warn(line: str) -> None:
+    sys.stderr.write(f"warning: {line}\n")
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def _logging(setup: RouterSetup, folder: Path | None, rows: int, files: int) -> Iterator[None]:
+    """Keep a log while a router runs, if it is to."""
+    if folder is None:
+        yield
+        return
+    setup.journal = log = DecisionLog(
+        folder,
+        setup.world,
+        setup.scenario,
+        setup.policy,
+        speed=setup.speed,
+        rows=rows,
+        files=files,
+        warn=_warn,
+    )
+    try:
+        yield
+    finally:
+        log.close()
 
 
 async def _serve(server: RouterServer, host: str, port: int, on_ready: Callable[[str], None]) -> None:

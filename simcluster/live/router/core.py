@@ -32,7 +32,24 @@ AUTO = "auto"  # as a model: the router chooses
 
 
 class LiveJournal(Journal, SightLog, Protocol):
-    """Is told what happens, and what is seen."""
+    """Is told what happens, what is seen, and how it ends."""
+
+    def begun(self, dispatcher: Dispatcher) -> None:
+        """Note who decides, before anything else."""
+        ...
+
+    def timed(self, made: LiveDecision, seconds: float) -> None:
+        """Note how long a decision took [s]."""
+        ...
+
+    def finished(self, outcome: Outcome) -> None:
+        """Note how a request ended."""
+        ...
+
+    @property
+    def num_lost(self) -> int:
+        """Events that could not be kept."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,7 +153,10 @@ class RouterCore:
             self.sight.look(self.clock.now_ps())
             self._follow_restarts()
         made = self.dispatcher.decide(request, self.clock.now_ps(), allowed)
-        self.metrics.decided(made, perf_counter() - before)
+        seconds = perf_counter() - before
+        self.metrics.decided(made, seconds)
+        if self.setup.journal is not None:
+            self.setup.journal.timed(made, seconds)
         self.setup.on_decision(made)
         return made
 
@@ -188,6 +208,8 @@ class RouterCore:
                 self.metrics.violated("ttft")
             if itl_s is not None and tpot_s is not None and itl_s > tpot_s:
                 self.metrics.violated("tpot")
+        if self.setup.journal is not None:
+            self.setup.journal.finished(outcome)
         self.setup.on_end(outcome)
 
 
@@ -222,6 +244,8 @@ async def build_core(
         )
 
     dispatcher = Dispatcher(world, setup.scenario, setup.policy, build_sight, setup.journal)
+    if setup.journal is not None:
+        setup.journal.begun(dispatcher)
     upstreams = Upstreams(urls, live)
     models = enumerate(spec.model for spec in world.instances)
     return RouterCore(

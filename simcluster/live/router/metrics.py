@@ -35,6 +35,10 @@ class RouterMetrics:
         )
         self._violations = self._counter("simcluster_slo_violation", "Targets missed, by kind.", "type")
         self._sources = self._counter("simcluster_decision", "Decisions by what told the state.", "source", "tier")
+        self._lost = Counter(
+            "simcluster_log_lost_events", "Events that the decision log could not keep.", [], registry=self._registry
+        )
+        self._num_lost = 0
         self._inflight = self._gauge("simcluster_inflight", "Open requests.")
         self._healthy = self._gauge("simcluster_instance_healthy", "1: may be asked, 0: marked after failures.")
         self._ttft = self._histogram("simcluster_ttft_seconds", "From arrival to the first token.", _SECONDS)
@@ -86,6 +90,11 @@ class RouterMetrics:
     def violated(self, kind: str) -> None:
         """Count a missed target: `ttft` or `tpot`."""
         self._violations.labels(kind).inc()
+
+    def lost(self, count: int) -> None:
+        """Note how many events the decision log has lost so far."""
+        self._lost.inc(max(0, count - self._num_lost))
+        self._num_lost = max(count, self._num_lost)
 
     def text(self, dispatcher: Dispatcher, now_ps: int) -> bytes:
         """Return all of them in Prometheus' text format."""

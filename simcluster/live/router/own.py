@@ -63,10 +63,14 @@ class OwnRequests:
             request.arrival_ps,
             self._instances[instance].engine_arrival_ps(sent_ps, prompt_tokens),
         )
+        self.resume(instance, own, view)
+        return own
+
+    def resume(self, instance: int, own: OwnRequest, view: _native.InstanceView) -> None:
+        """Note a request that was sent before anybody took note here."""
         self.open[instance][own.id] = own
         self.num_events[instance] += 1
         _record(view, own)
-        return own
 
     def first_token(self, id: int, instance: int) -> None:  # noqa: A002
         """Note that the first token of a request has come."""

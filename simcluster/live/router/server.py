@@ -175,5 +175,7 @@ class RouterServer:
         return web.json_response({"healthy": well, "instances": len(self._urls), "stops": self._stops}, status=status)
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        if self._setup.journal is not None:
+            self.core.metrics.lost(self._setup.journal.num_lost)
         text = self.core.metrics.text(self.core.dispatcher, self.core.clock.now_ps())
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

@@ -1,0 +1,1 @@
+"""The decision log of a live router, and its replay."""
