@@ -12,6 +12,7 @@ from simcluster.backends.vllm_publisher import request_key
 from simcluster.instance import InstanceSpec, TrueModel
 from simcluster.live.alarm import Alarm
 from simcluster.live.clock import LiveClock
+from simcluster.live.mock.tally import Tally
 from simcluster.units import PS_PER_S
 
 __all__ = ["HostedEngine", "Stream"]
@@ -67,7 +68,7 @@ class HostedEngine:
         num_steps: steps that have ended.
         on_end: who is told of every request that has ended.
         num_tokens: tokens that clients were sent.
-        lateness_ps: how late each step was told of [simulated ps], the newest ones.
+        lateness_ps: how late steps were told of [simulated ps].
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class HostedEngine:
             spec.engine, true_model.step_time, true_model.noise, record_tokens=True, record_steps=True
         )
         self.num_steps = self.num_tokens = 0
-        self.lateness_ps: deque[int] = deque(maxlen=1_000_000)
+        self.lateness_ps = Tally()
         self._clock = clock
         self.on_end = [on_end]
         self._on_change = on_change
@@ -192,7 +193,7 @@ class HostedEngine:
     def _account(self, now: int) -> None:
         for end in self.engine.take_steps()[:, 2].tolist():
             self.num_steps += 1
-            self.lateness_ps.append(now - end)
+            self.lateness_ps.add(now - end)
 
     def _arm(self) -> None:
         """Wake up at the next step end, or when a client is to see something."""
@@ -231,7 +232,4 @@ class HostedEngine:
 
     def share_late(self, tolerance_s: float) -> float | None:
         """Return the share of steps that were told of more than so many simulated seconds late; None before any."""
-        if not self.lateness_ps:
-            return None
-        limit = tolerance_s * PS_PER_S
-        return sum(each > limit for each in self.lateness_ps) / len(self.lateness_ps)
+        return self.lateness_ps.share_above(tolerance_s * PS_PER_S)

@@ -19,6 +19,7 @@ from simcluster.live.mock.hosted_engine import HostedEngine, Stream
 from simcluster.live.mock.lengths import Lengths
 from simcluster.live.mock.metrics import MockMetrics
 from simcluster.live.mock.server import MockServer
+from simcluster.live.mock.tally import Tally
 from simcluster.predict.tokens import Tokens
 from simcluster.units import PS_PER_S
 from simcluster.world import World
@@ -51,7 +52,7 @@ class MockCluster:
     urls: list[str] = field(default_factory=list)
     ended: dict[str, int] = field(default_factory=dict)
     hosts: list[HostedEngine] = field(default_factory=list)
-    _ttft_s: list[float] = field(default_factory=list)
+    _ttft_s: Tally = field(default_factory=Tally)
     _exit: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def start(self, host: str, port: int | Sequence[int]) -> None:
@@ -117,7 +118,7 @@ class MockCluster:
         kind = stream.finish or "abort"
         self.ended[kind] = self.ended.get(kind, 0) + 1
         if stream.first_token_ps is not None:
-            self._ttft_s.append((stream.first_token_ps - stream.sent_ps) / PS_PER_S)
+            self._ttft_s.add((stream.first_token_ps - stream.sent_ps) / PS_PER_S)
 
     def report(self) -> dict[str, Any]:
         """Return what happened: ends, steps, and how many of these were told of late.
@@ -125,7 +126,7 @@ class MockCluster:
         A step is late if it was told of over 1 % of the median TTFT after its end; then clients saw a time that the
         engine did not have, and the speed was too high for this machine.
         """
-        ttft_s = float(np.median(self._ttft_s)) if self._ttft_s else None
+        ttft_s = self._ttft_s.median()
         late = [each for each in self.hosts if each.num_steps]
         share = None
         if ttft_s is not None and late:
