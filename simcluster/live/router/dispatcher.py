@@ -145,7 +145,8 @@ class Dispatcher:
         self.view = replica.view
         self.estimators = replica.shadow.names
         self.own = OwnRequests(world.instances)
-        self.health = [Health() for _ in world.instances]
+        self._marks: set[int] = set()
+        self.health = [Health(number, self._marks) for number in range(len(world.instances))]
         self.sight = build_sight(self.view, self.own)
         self._observations = Observations([replica.shadow.listener(replica.router)])
         self._rates = self._build_rates(world) if scenario.live.when_old == "lps" else None
@@ -176,7 +177,9 @@ class Dispatcher:
         Raises:
             NoInstanceError: none is allowed, or all of them are marked and the scenario refuses then.
         """
-        well = tuple(a and h.may_be_asked(now_ps) for a, h in zip(allowed, self.health, strict=True))
+        well = allowed
+        if self._marks:
+            well = tuple(a and h.may_be_asked(now_ps) for a, h in zip(allowed, self.health, strict=True))
         none_healthy = True not in well
         if none_healthy and (True not in allowed or self._scenario.live.all_unhealthy == "refuse"):
             raise NoInstanceError

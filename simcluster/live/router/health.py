@@ -1,6 +1,6 @@
 """Which servers may be asked: failures in a row mark one, marks expire, and one request at a time tries it again."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from simcluster.scenario import Live
 from simcluster.units import ps_from_seconds
@@ -18,11 +18,15 @@ class Health:
     request, or a server that is merely full (429), is none.
 
     Attributes:
+        number: of the server.
+        marks: numbers of all servers that are marked.
         failures: in a row.
         marked_until_ps: it is not asked before this instant [ps]; -1: it is well.
         probe: the request that tries it after a mark, or None.
     """
 
+    number: int = 0
+    marks: set[int] = field(default_factory=set)
     failures: int = 0
     marked_until_ps: int = -1
     probe: int | None = None
@@ -45,6 +49,7 @@ class Health:
     def answered(self, request: int) -> None:
         """Note that it answered a request: it is well."""
         self.failures, self.marked_until_ps, self._mark_ps = 0, -1, 0
+        self.marks.discard(self.number)
         self.gave_up(request)
 
     def failed(self, request: int, now_ps: int, live: Live, *, at_once: bool = False) -> None:
@@ -62,6 +67,7 @@ class Health:
             if self.probe == request or not self.is_marked:  # others were sent before it was marked
                 self._mark_ps = min(max(2 * self._mark_ps, first), _LONGEST * first)
             self.marked_until_ps = now_ps + self._mark_ps
+            self.marks.add(self.number)
         self.gave_up(request)
 
     def gave_up(self, request: int) -> None:

@@ -196,7 +196,7 @@ class LiveSight(Sight):
     def _look_at_once(self) -> bool:
         """Look in one call if every view shows shared memory; False if one is too old, or if looks are logged."""
         memory = self._memory
-        if memory is None or self._log is not None or any(each != SHARED_MEMORY for each in self.sources):
+        if memory is None or self._log is not None or self.sources.count(SHARED_MEMORY) < len(self.sources):
             return False
         _native.refresh_views(memory.readers, self.views, None, memory.ages, memory.states)
         scale = self._speed * PS_PER_NS
