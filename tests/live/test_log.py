@@ -455,6 +455,23 @@ def test_the_replay_tells_the_first_difference_by_exit_code_1_and_a_bad_log_by_2
     assert errors == f"error: {ground.log}: has no file of events number 7; there are 1 to 1\n"
 
 
+def test_a_policy_file_that_has_changed_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    text = (
+        "from simcluster.routers.base import Decision\n"
+        "class Last:\n"
+        "    needs_view = False\n"
+        "    def route(self, request, view):\n"
+        "        return Decision(view.candidates[-1])\n"
+    )
+    file.write_text(text)
+    ground = Playground(tmp_path, dead=False)
+    ground.play(f"{file}:Last", a_hundred)
+    assert (replay(ground.log).identical, replay(ground.log).notes) == (100, [])
+    file.write_text(text + "# changed\n")
+    assert replay(ground.log).notes == [f"changed since, or gone: {file}"]
+
+
 def start(*arguments: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "simcluster", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
