@@ -12,6 +12,7 @@ from simcluster.bench import (
     engine_figures,
     instructions,
     live,
+    live_figures,
     predict_figures,
     router_figures,
     run_figures,
@@ -157,6 +158,12 @@ FIGURES: dict[str, Benchmark] = {
         "us",
         _at_most(50),
         snapshot_figures.decision_from_shared_memory,
+    ),
+    "decide-live": Benchmark(
+        "the same by the live router: look at all shared memories, then policy sfs",
+        "us",
+        _at_most(50),
+        live_figures.live_decision,
     ),
     "router-cpu": Benchmark(
         "live router, a streamed answer of 50 events, unpaced", "CPU ms", _at_most(0.5), router_figures.router_cpu

@@ -224,7 +224,7 @@ class Dispatcher:
         elif tier != FRESH and not fallback:
             fallback = IN_FLIGHT if tier == OLD else STALE
         return LiveDecision(
-            number, request, now_ps, decision, tier, sight.sources[chosen], sight.ages_ps[chosen], fallback, beside
+            number, request, now_ps, decision, tier, sight.sources[chosen], sight.age_ps(chosen), fallback, beside
         )
 
     def sent(self, request: Request, instance: int, now_ps: int) -> OwnRequest:

@@ -60,6 +60,10 @@ class Sight:
         count = len(self.views)
         self.tiers, self.ages_ps, self.sources = [OLD] * count, [-1] * count, [""] * count
 
+    def age_ps(self, instance: int) -> int:
+        """Return since when nothing was heard of an instance [ps]; -1 where nothing ever was."""
+        return self.ages_ps[instance]
+
     def show(self, instance: int, source: str, snapshot: _native.Snapshot) -> None:
         """Give a view a snapshot."""
         if source != self.sources[instance]:  # who knows which of the router's requests the new source has seen
@@ -97,16 +101,22 @@ class _Memory:
         readers: of shared memory.
         ages: (j,) how long ago each snapshot was published [ns].
         states: (j,) values of SourceState.
+        fresh_ns: a younger snapshot is fresh [ns].
+        usable_ns: an older one is not used [ns].
+        all_fresh: (j,) tiers.
     """
 
     readers: list[_native.SnapshotReader]
     ages: IntArray
     states: IntArray
+    fresh_ns: float
+    usable_ns: float
+    all_fresh: list[int]
 
     @classmethod
-    def of(cls, readers: list[_native.SnapshotReader]) -> "_Memory":
-        count = len(readers)
-        return cls(readers, np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64))
+    def of(cls, readers: list[_native.SnapshotReader], live: Live, speed: float) -> "_Memory":
+        ages, states = (np.zeros(len(readers), dtype=np.int64) for _ in range(2))
+        return cls(readers, ages, states, live.fresh_s * 1e9 / speed, live.usable_s * 1e9 / speed, [FRESH] * len(ages))
 
 
 class LiveSight(Sight):
@@ -145,7 +155,10 @@ class LiveSight(Sight):
             if each.source == SHARED_MEMORY
         }
         self._changes = dict.fromkeys(self._readers, 0)
-        self._memory = _Memory.of(list(self._readers.values())) if len(self._readers) == len(endpoints) else None
+        self._memory = (
+            _Memory.of(list(self._readers.values()), live, speed) if len(self._readers) == len(endpoints) else None
+        )
+        self._at_once = False  # the last look was one call
         self._streams = [OwnStreams(spec, *mean) for spec, mean in zip(instances, mean_tokens, strict=True)]
         self._heard = [_Heard() for _ in instances]
         self._speed = speed
@@ -155,6 +168,7 @@ class LiveSight(Sight):
         """Bring every view up to an instant [ps], as far as anything is known."""
         if self._look_at_once():
             return
+        self.tiers = list(self.tiers)
         for j, endpoint in enumerate(self._endpoints):
             if endpoint.source == SHARED_MEMORY:
                 self._look_into_memory(j)
@@ -195,21 +209,27 @@ class LiveSight(Sight):
 
     def _look_at_once(self) -> bool:
         """Look in one call if every view shows shared memory; False if one is too old, or if looks are logged."""
-        memory = self._memory
+        memory, self._at_once = self._memory, False
         if memory is None or self._log is not None or self.sources.count(SHARED_MEMORY) < len(self.sources):
             return False
         _native.refresh_views(memory.readers, self.views, None, memory.ages, memory.states)
-        scale = self._speed * PS_PER_NS
-        ages_ps = memory.ages * scale
-        self.tiers = np.where(ages_ps <= self._fresh_ps, FRESH, USABLE).tolist()
-        self.ages_ps = ages_ps.astype(np.int64).tolist()
-        old = False
-        for j in np.flatnonzero(ages_ps > self._fresh_ps).tolist():
-            if memory.states[j] == _LIVE and self.views[j].num_resident == self.views[j].num_dispatched_since:
-                self.tiers[j] = FRESH  # an idle engine has nothing to tell
-            elif ages_ps[j] > self._usable_ps:
-                old = True
-        return not old
+        late = memory.ages > memory.fresh_ns
+        self.tiers, self._at_once = memory.all_fresh, True
+        if late.any():
+            self.tiers = [USABLE if each else FRESH for each in late.tolist()]
+            for j in np.flatnonzero(late).tolist():
+                if memory.states[j] == _LIVE and self.views[j].num_resident == self.views[j].num_dispatched_since:
+                    self.tiers[j] = FRESH  # an idle engine has nothing to tell
+                elif memory.ages[j] > memory.usable_ns:
+                    self.tiers, self._at_once = [OLD] * len(late), False
+                    break
+        return self._at_once
+
+    def age_ps(self, instance: int) -> int:
+        """Return since when nothing was heard of an instance [ps]; -1 where nothing ever was."""
+        if self._at_once and self._memory is not None:
+            return int(self._memory.ages[instance] * self._speed) * PS_PER_NS
+        return self.ages_ps[instance]
 
     def _look_into_memory(self, j: int) -> None:
         reader = self._readers[j]
