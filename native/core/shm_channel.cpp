@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "prefetch.hpp"
+
 namespace simcluster {
 namespace {
 
@@ -201,7 +203,8 @@ bool ShmReader::copy_newest() {
   const std::uint64_t newest = ring_.newest->load(std::memory_order_acquire);
   if (newest == number_) return false;
   // One for all readers, so that it is in the cache: what another one has just replaced.
-  static thread_local std::shared_ptr<Words> spare;
+  static thread_local std::shared_ptr<Words> replaced;
+  std::shared_ptr<Words>& spare = *in_register(&replaced);
   if (spare == nullptr || spare.use_count() > 1) spare = std::make_shared<Words>();
   const std::uint64_t number = read_record(ring_, *spare);
   if (number == 0) {

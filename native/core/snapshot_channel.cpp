@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "prefetch.hpp"
+
 namespace simcluster {
 namespace {
 
@@ -67,14 +69,16 @@ SnapshotWriter::SnapshotWriter(const std::string& name, std::size_t capacity, co
 
 void SnapshotWriter::publish(const Snapshot& s, const InstanceClock& clock, std::int64_t now_ns) {
   if (channel_.is_closed()) throw std::runtime_error("this writer of snapshots was closed");
-  static thread_local std::vector<std::uint64_t> record;  // scratch, of all writers
+  static thread_local std::vector<std::uint64_t> scratch;  // of all writers
+  std::vector<std::uint64_t>& record = *in_register(&scratch);
   record.clear();
   put_snapshot(record, s, {capacity_, num_phases_, clock, now_ns, false});
   channel_.write(record);
 }
 
 void SnapshotWriter::publish(const Engine& engine, const InstanceClock& clock, std::int64_t now_ns) {
-  static thread_local Snapshot shot;  // likewise
+  static thread_local Snapshot scratch;  // likewise
+  Snapshot& shot = *in_register(&scratch);
   Snapshot::capture(engine, shot);
   publish(shot, clock, now_ns);
 }

@@ -5,6 +5,8 @@
 #include <tuple>
 #include <utility>
 
+#include "prefetch.hpp"
+
 namespace simcluster {
 namespace {
 
@@ -315,7 +317,8 @@ void InstanceView::build_frontier() {
 
 // Most views are asked once and then refreshed: that is answered without an engine where it can be.
 std::optional<Picoseconds> InstanceView::foresee(const Submission& candidate) {
-  static thread_local Forecast forecast;  // scratch
+  static thread_local Forecast scratch;
+  Forecast& forecast = *in_register(&scratch);
   foreseen_ = true;
   forecast.start(config_, engine_.step_time(), least_, *snapshot_, ends_);
   if (overlay_) {
