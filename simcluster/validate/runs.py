@@ -15,7 +15,7 @@ from simcluster.request import FloatArray, IntArray
 __all__ = ["RealRun", "Requests", "Series", "observed_times", "read_run", "recorded_run"]
 
 _PUBLISHED = ("run", "arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
-_DIRECTORY = ("instance", "status", "arrival_s", "prompt_tokens", "output_tokens", "ttft_s", "e2e_s")
+_DIRECTORY = ("instance", "arrival_s", "prompt_tokens", "output_tokens", "ttft_s", "e2e_s")
 _BENCH = ("input_lens", "output_lens", "ttfts", "itls")
 _IDLE_S = 1e-3  # between two steps of a busy engine there is less
 _OPTIONS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching")
@@ -243,21 +243,19 @@ def _run_directory(path: Path, which: str | None) -> RealRun:
         raise ConfigError(f"{path}: no instance {which}; it has {', '.join(names)}")
     name = which or names[0]
     there = table.filter(pl.col("instance") == name)
-    rows = there.filter(pl.col("status") == "finished").sort("arrival_s", maintain_order=True)
-    if rows.is_empty():
+    rows = there.filter(pl.col("output_tokens") > 0).sort("arrival_s", maintain_order=True)
+    if rows["e2e_s"].is_null().all():
         raise CalibrationError(f"{path}: no request was finished at {name}; there is nothing to compare")
-    arrival = rows["arrival_s"].to_numpy()
-    lost, live = there.height - rows.height, manifest.get("live")
-    notes = [f"{lost} requests that did not finish there are left out, with what they kept it busy with"] * (lost > 0)
+    cut, live = rows["e2e_s"].null_count(), manifest.get("live")
+    notes = [f"{cut} requests that did not finish there count with the tokens that came of them"] * (cut > 0)
+    if lost := there.height - rows.height:
+        notes.append(f"{lost} requests of which no token came are left out")
+    arrival, ttft, e2e = (rows[each].cast(pl.Float64).to_numpy() for each in ("arrival_s", "ttft_s", "e2e_s"))
     return RealRun(
         name=f"{path.name}/{name}" if len(names) > 1 else path.name,
         source=f"run directory, {live['servers']}" if live else "run directory of a simulation",
         requests=Requests(
-            arrival - arrival[0],
-            rows["prompt_tokens"].to_numpy(),
-            rows["output_tokens"].to_numpy(),
-            rows["ttft_s"].to_numpy(),
-            rows["e2e_s"].to_numpy(),
+            arrival - arrival[0], rows["prompt_tokens"].to_numpy(), rows["output_tokens"].to_numpy(), ttft, e2e
         ),
         engine={key: value for key, value in entries[names.index(name)]["engine"].items() if value is not None},
         notes=tuple(notes),

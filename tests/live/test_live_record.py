@@ -119,13 +119,18 @@ def test_the_directory_says_how_it_was_measured_and_validate_takes_it(tmp_path: 
     assert (manifest["engine"], manifest["live"]["servers"], manifest["live"]["speed"]) == ("live", "mock", 2.0)
     assert run.folder == tmp_path / "sfs"
     real = read_run(tmp_path / "sfs")
-    assert real.requests.arrival_s.tolist() == [0.0, 1.0]
-    assert real.requests.ttft_s.tolist() == pytest.approx([0.1, 0.9])
+    assert real.requests.arrival_s.tolist() == [0.0, 1.0, 3.0, 4.0, 5.0]
+    assert real.requests.output_tokens.tolist() == [3, 2, 1, 2, 3]
+    assert real.requests.ttft_s.tolist() == pytest.approx([0.1, 0.9, 0.2, 0.2, np.nan], nan_ok=True)
+    assert real.requests.e2e_s.tolist() == pytest.approx([0.16, 1.0, np.nan, np.nan, np.nan], nan_ok=True)
     assert real.source == "run directory, mock"
-    assert "4 requests" in real.notes[0]
+    assert real.notes == (
+        "3 requests that did not finish there count with the tokens that came of them",
+        "1 requests of which no token came are left out",
+    )
     code, text, errors = run_command("validate", tmp_path / "u.json", tmp_path / "sfs", "--json")
     assert (code, errors) == (0, "")
-    assert json.loads(text)["requests"] == 2
+    assert json.loads(text)["e2e_s"]["count"] == 2
 
 
 def test_a_directory_of_several_instances_or_policies_asks_which(tmp_path: Path) -> None:
