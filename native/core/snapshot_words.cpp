@@ -109,7 +109,7 @@ bool take_request(Words& words, std::int32_t num_batches, const ReaderClock& clo
   if ((small >> 6 & kWhole) == 0) {
     derive(r, num_batches);
     d.num_preemptions = static_cast<std::int32_t>(small >> 16 & 0xffff);
-    return true;
+    return !r.lockstep || join < 0;
   }
   const std::uint64_t* const more = words.take(kRequestWords - kShortWords);
   if (more == nullptr) return false;
