@@ -20,7 +20,7 @@ from small_cluster import INSTANCE, make_card, scenario_data
 from trace_files import write_file
 
 REQUESTS = int(os.environ.get("SIMCLUSTER_SOAK_REQUESTS", "3000"))
-STREAMS = 24
+STREAMS = int(os.environ.get("SIMCLUSTER_SOAK_STREAMS", "24"))
 SPEED = "200"
 MOST_GROWTH_KIB = 12 * 1024  # allocators keep some of what was free
 
