@@ -39,8 +39,10 @@ def live_decision(quick: bool) -> Measured:
         sights: list[LiveSight] = []
 
         def build_sight(view: ClusterView, own: OwnRequests) -> LiveSight:
+            now_ns = cluster.clock_ns
+            epoch_ns = cluster.epoch_ns
             sights.append(
-                LiveSight(view.instances, view.views, own, published, scenario.live, lengths, cluster.epoch_ns)
+                LiveSight(view.instances, view.views, own, published, scenario.live, lengths, epoch_ns, clock_ns=now_ns)
             )
             return sights[0]
 

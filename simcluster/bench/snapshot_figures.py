@@ -53,6 +53,10 @@ class PublishedCluster:
     utility: FloatArray
     lengths: list[IntArray]
 
+    def clock_ns(self) -> int:
+        """Return what CLOCK_MONOTONIC would show if the engines ran in real time [ns]."""
+        return self.epoch_ns + self.now_ns
+
     def step(self) -> None:
         """Let every engine run for some steps and publish."""
         self.now_ns += _STEP_NS

@@ -3,7 +3,7 @@
 Whatever tells the state of an instance, a view gets a snapshot, and its own dispatches since are counted on top.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -132,6 +132,7 @@ class LiveSight(Sight):
         epoch_ns: CLOCK_MONOTONIC at the router's 0 [ns].
         speed: seconds of the router's clock per second.
         log: told of every snapshot that is shown, or None.
+        clock_ns: CLOCK_MONOTONIC [ns].
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class LiveSight(Sight):
         epoch_ns: int,
         speed: float = 1.0,
         log: SightLog | None = None,
+        clock_ns: Callable[[], int] = _native.monotonic_ns,
     ) -> None:
         super().__init__(views, own)
         self._endpoints = endpoints
@@ -163,6 +165,7 @@ class LiveSight(Sight):
         self._heard = [_Heard() for _ in instances]
         self._speed = speed
         self._log = log
+        self._clock_ns = clock_ns
 
     def look(self, now_ps: int) -> None:
         """Bring every view up to an instant [ps], as far as anything is known."""
@@ -212,7 +215,7 @@ class LiveSight(Sight):
         memory, self._at_once = self._memory, False
         if memory is None or self._log is not None or self.sources.count(SHARED_MEMORY) < len(self.sources):
             return False
-        _native.refresh_views(memory.readers, self.views, None, memory.ages, memory.states)
+        _native.refresh_views(memory.readers, self.views, self._clock_ns(), memory.ages, memory.states)
         late = memory.ages > memory.fresh_ns
         self.tiers, self._at_once = memory.all_fresh, True
         if late.any():
@@ -233,7 +236,7 @@ class LiveSight(Sight):
 
     def _look_into_memory(self, j: int) -> None:
         reader = self._readers[j]
-        snapshot, age_ns, state = reader.read()
+        snapshot, age_ns, state = reader.read(self._clock_ns())
         if snapshot is None or age_ns is None:
             self._note(j, OLD, -1)
             return
