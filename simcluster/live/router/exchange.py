@@ -23,6 +23,12 @@ __all__ = ["Exchange"]
 _RETRY_AFTER: Final = {"Retry-After": "1"}
 
 
+class _Passed(web.StreamResponse):
+    """An answer whose head leaves together with its first piece, which is there already."""
+
+    _send_headers_immediately = False
+
+
 @dataclass(slots=True, eq=False)
 class Exchange:
     """One request on its way through a router.
@@ -141,7 +147,7 @@ class Exchange:
     async def _pass_on(self, answer: Answer, own: OwnRequest, instance: int) -> web.StreamResponse:
         """Give the client what comes, byte for byte; if it breaks off, so does the client's answer."""
         outcome, core = self.outcome, self.core
-        response = web.StreamResponse(status=answer.status, headers=self._described(answer.headers))
+        response = _Passed(status=answer.status, headers=self._described(answer.headers))
         meter = Meter(streams=answer.streams)
         self._task = asyncio.current_task()
         self.touched_s = core.loop.time()

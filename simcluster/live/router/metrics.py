@@ -1,11 +1,13 @@
 """What the router says of itself on `/metrics`: Prometheus' format, base units, predictions paired with what came."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from simcluster.live.router.dispatcher import Dispatcher, LiveDecision
+from simcluster.live.router.sight import TIERS
 
 __all__ = ["RouterMetrics"]
 
@@ -58,19 +60,19 @@ class RouterMetrics:
         """Count a decision and how long it took [s]."""
         self._route.observe(seconds)
         if made.fallback:
-            self._fallback.labels(made.fallback).inc()
+            self._fallback(made.fallback).inc()
         if made.source:
-            self._sources.labels(made.source, ("fresh", "usable", "old")[made.tier]).inc()
+            self._sources(made.source, TIERS[made.tier]).inc()
             if made.age_ps >= 0:
                 self._age[made.instance].observe(made.age_ps / 1e12)
 
     def retried(self, reason: str) -> None:
         """Count a further attempt."""
-        self._retries.labels(reason).inc()
+        self._retries(reason).inc()
 
     def ended(self, instance: int, status: str) -> None:
         """Count a request that went to an instance, -1 for none, and how it ended."""
-        self._requests.labels(self._policy, self._names[instance], status).inc()
+        self._requests(self._policy, self._names[instance], status).inc()
 
     def timed(
         self, instance: int, ttft_s: float | None, predicted_s: float | None, itl_s: float | None, e2e_s: float
@@ -89,7 +91,7 @@ class RouterMetrics:
 
     def violated(self, kind: str) -> None:
         """Count a missed target: `ttft` or `tpot`."""
-        self._violations.labels(kind).inc()
+        self._violations(kind).inc()
 
     def lost(self, count: int) -> None:
         """Note how many events the decision log has lost so far."""
@@ -103,8 +105,9 @@ class RouterMetrics:
             self._healthy[j].set(health.may_be_asked(now_ps))
         return generate_latest(self._registry)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, labels, registry=self._registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
+        """Return what finds the counter of some labels, quickly: there are few of them."""
+        return cache(Counter(name, text, labels, registry=self._registry).labels)
 
     def _gauge(self, name: str, text: str) -> list[Gauge]:
         made = Gauge(name, text, ["instance"], registry=self._registry)

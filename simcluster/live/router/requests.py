@@ -139,7 +139,7 @@ class PromptRequests:
         expected: IntArray = np.maximum(np.rint(lengths), 1).astype(np.int64)
         if limit > 0:
             expected = np.minimum(expected, limit)
-        cost = expected_cost(np.full(len(expected), prompt), expected, self._prices)
+        cost = expected_cost(prompt, expected, self._prices)
         groups = self._groups
         utility: FloatArray = quality - self._cost_weight * cost
         return Request(
