@@ -43,6 +43,7 @@ def make_card(fitted: FittedSteps, names: CardNames) -> Card:
     """
     recordings = [table.recording for table in fitted.tables if table.recording is not None]
     first = recordings[0] if recordings else None
+    num_gpus = _num_gpus(fitted, names.base)
     assumptions: list[Assumption] = []
     notes: list[str] = []
     if fitted.served:
@@ -60,11 +61,11 @@ def make_card(fitted: FittedSteps, names: CardNames) -> Card:
         name=names.name,
         model=_known("model", names.model, first.info.model if first else None, names.base),
         device=_known("device", names.device, first.info.device if first else None, names.base),
-        num_gpus=_num_gpus(first, names.base),
+        num_gpus=num_gpus,
         engine="vllm",
         engine_version=_known("engine_version", None, first.info.vllm_version if first else None, names.base),
         max_model_len=first.info.engine.max_model_len if first else _base(names.base).max_model_len,
-        kv_cache=_kv_cache(first, names.base, assumptions),
+        kv_cache=_kv_cache(first, names.base, num_gpus, assumptions),
         host_time_s=_rounded(host_s, _DIGITS),
         front_end=_front_end(recordings, names.base, assumptions, notes),
         fits={name: _tidy(fit) for name, fit in fitted.fits.items()},
@@ -98,15 +99,19 @@ def _known(field: str, given: str | None, recorded: str | None, base: Card | Non
     return found or str(getattr(_base(base), field))
 
 
-def _num_gpus(first: Recording | None, base: Card | None) -> int:
-    return first.info.engine.tensor_parallel_size if first else _base(base).num_gpus
+def _num_gpus(fitted: FittedSteps, base: Card | None) -> int:
+    told = sorted({table.num_gpus for table in fitted.tables if table.num_gpus is not None})
+    if len(told) > 1:
+        raise CalibrationError(f"steps: of instances of {', '.join(map(str, told))} GPUs; fit them apart")
+    return told[0] if told else _base(base).num_gpus
 
 
-def _kv_cache(first: Recording | None, base: Card | None, assumptions: list[Assumption]) -> KvCache:
+def _kv_cache(first: Recording | None, base: Card | None, num_gpus: int, assumptions: list[Assumption]) -> KvCache:
     if first is not None:
         return KvCache(num_gpu_blocks=first.info.engine.num_gpu_blocks, block_size=first.info.engine.block_size)
     card = _base(base)
-    assumptions.append(Assumption(field="kv_cache.num_gpu_blocks", note=f"taken over from the card {card.name}"))
+    other = f", whose {card.num_gpus} GPUs hold another number" if card.num_gpus != num_gpus else ""
+    assumptions.append(Assumption(field="kv_cache.num_gpu_blocks", note=f"taken over from the card {card.name}{other}"))
     return card.kv_cache
 
 

@@ -68,6 +68,7 @@ class StepTable:
         warnings: what looks wrong.
         recording: the recording it is from, or None.
         composed: whether the times are sums of kernel times.
+        num_gpus: GPUs of the instance, or None where the source does not say.
     """
 
     name: str
@@ -78,6 +79,7 @@ class StepTable:
     warnings: tuple[str, ...] = ()
     recording: Recording | None = None
     composed: bool = False
+    num_gpus: int | None = None
 
 
 def load_table(path: Path, options: FitOptions) -> StepTable:
@@ -183,6 +185,7 @@ def _from_recording(recording: Recording, options: FitOptions) -> StepTable:
         steps=_in_form(table.with_columns(step_s=pl.col(column))),
         warnings=_recording_warnings(recording, options),
         recording=recording,
+        num_gpus=recording.info.engine.tensor_parallel_size,
     )
 
 
@@ -213,7 +216,17 @@ def _from_composed(path: Path, options: FitOptions) -> StepTable:
     if name not in models:
         raise CalibrationError(f"{path}: no steps of model {wanted}; it has {', '.join(models)}")
     chosen = steps.with_row_index("row").filter(pl.col("model") == name)
-    return StepTable(name=f"{path.stem} {name}", path=path, sha256=_sha256(path), steps=_in_form(chosen), composed=True)
+    sizes = sorted(set(chosen["tp"].to_list()))
+    if len(sizes) > 1:
+        raise CalibrationError(f"{path}: steps of {name} on {', '.join(map(str, sizes))} GPUs; keep those of one tp")
+    return StepTable(
+        name=f"{path.stem} {name}",
+        path=path,
+        sha256=_sha256(path),
+        steps=_in_form(chosen),
+        composed=True,
+        num_gpus=sizes[0],
+    )
 
 
 def _from_file(path: Path, *, contexts_known: bool) -> StepTable:
@@ -276,6 +289,7 @@ def _cleaned(table: StepTable, options: FitOptions) -> StepTable:
         warnings=tuple(warnings),
         recording=table.recording,
         composed=table.composed,
+        num_gpus=table.num_gpus,
     )
 
 

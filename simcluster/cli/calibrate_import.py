@@ -16,6 +16,7 @@ from simcluster.calibrate.importing.kernels import compose, read_kernels, step_g
 from simcluster.calibrate.importing.llmservingsim import compose_profile
 from simcluster.calibrate.importing.models import model_shape
 from simcluster.cli.fit_tables import source_table
+from simcluster.cli.wide import print_wide
 from simcluster.errors import CalibrationError
 
 __all__ = ["import_"]
@@ -68,7 +69,7 @@ def import_(
         found = {"steps": len(steps), "columns": steps.columns, "notes": notes, "out": str(out)}
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return
-    Console().print(source_table(steps, str(out)))
+    print_wide(source_table(steps, str(out)))
     for note in notes:
         Console(stderr=True).print(f"note: {note}", style="yellow", highlight=False, markup=False)
 

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from simcluster.calibrate.quality import Endpoint, Plan, Result, collect, read_prompts
+from simcluster.cli.wide import print_wide
 from simcluster.errors import ConfigError
 
 __all__ = ["quality"]
@@ -191,7 +192,7 @@ def _report(result: Result, plan: Plan, out: Path, work: Path, *, as_json: bool,
         table.add_row(
             name, f"{row['answers']:,}", score, f"{row['output_tokens']:.0f}", f"{row['cut_at_max_tokens']:,}"
         )
-    Console().print(table)
+    print_wide(table)
     for each in failures[:_SHOWN_FAILURES]:
         sys.stdout.write(f"failed: prompt {each['prompt_id']}, {each['of']}: {each['reason']}\n")
     if failures:

@@ -31,7 +31,7 @@ def validate(
         Path,
         typer.Argument(
             help="Real run: a recording's folder, a run directory of one policy (`live-compare --out`), a result of "
-            "`vllm bench serve --save-detailed`, a table of runs, or a table of closed-loop points."
+            "`vllm bench serve --save-detailed`, a table of runs, or a table of points (mean latencies)."
         ),
     ],
     name: Annotated[

@@ -2,14 +2,19 @@
 
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from simcluster.cli.wide import print_wide
 from simcluster.report.tables import number
 
 __all__ = ["print_verdict"]
 
 _SIDES = ("observed", "simulated")
+_STATISTICS = ("mean", "p50", "p90", "p99")
+_POINT_TIMES = ("tpot_s", "ttft_s")
+_LONG_S = 10.0  # from here on a time is told in seconds
 
 
 def print_verdict(summary: dict[str, Any]) -> None:
@@ -22,68 +27,82 @@ def print_verdict(summary: dict[str, Any]) -> None:
     for note in summary.get("notes", []):
         console.print(f"note: {note}", style="dim", highlight=False, markup=False)
     if "points" in summary:
-        console.print(_points(summary["points"]))
+        print_wide(_points(summary["points"]))
         return
-    console.print(_latencies(summary))
+    print_wide(_latencies(summary))
     if summary["over_time"]:
-        console.print(_load(summary["over_time"]))
+        print_wide(_load(summary["over_time"]))
     if summary["split"]:
-        console.print(_split(summary["split"]))
+        print_wide(_split(summary["split"]))
     if summary["estimators"]:
-        console.print(_estimators(summary["estimators"]))
+        print_wide(_estimators(summary["estimators"]))
 
 
 def _table(title: str, first: str, columns: list[str]) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column(first, no_wrap=True)
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
+def _unit(largest_s: float) -> tuple[str, float]:
+    """Return the unit in which a time [s] and what is below it are short, and how many of it a second has."""
+    return ("s", 1.0) if largest_s >= _LONG_S else ("ms", 1e3)
+
+
 def _points(rows: list[dict[str, Any]]) -> Table:
-    table = _table(
-        "closed loop, prompt+answer x concurrency",
-        "point",
-        ["TPOT real\nms", "simulated", "error\n%", "TTFT real\nms", "simulated", "error\n%"],
-    )
+    largest = {what: max(row[what][side] or 0.0 for row in rows for side in _SIDES) for what in _POINT_TIMES}
+    units = {what: _unit(value) for what, value in largest.items()}
+    headings = []
+    for what, (unit, _) in units.items():
+        name = what.removesuffix("_s").upper()
+        headings += [f"{name} {unit}\nreal", "\nsimulated", "error\n%"]
+    table = _table("mean of each point: prompt+answer tokens x requests in flight", "point", headings)
     for row in rows:
-        cells = [
-            number(row[what][side], 2 if side != "error" else 1, 1e3 if side != "error" else 100)
-            for what in ("tpot_s", "ttft_s")
-            for side in (*_SIDES, "error")
-        ]
+        cells = []
+        for what, (_, scale) in units.items():
+            cells += [number(row[what][side], 2, scale) for side in _SIDES]
+            cells.append(number(row[what]["error"], 1, 100))
         table.add_row(row["point"], *cells)
     return table
 
 
 def _latencies(summary: dict[str, Any]) -> Table:
-    title = f"{summary['run']}: {summary['requests']:,} requests, {summary['loop']} loop; real / simulated"
-    table = _table(title, "", ["MAPE\n%", "median\nAPE %", "bias\n%", "mean", "p50", "p90", "p99"])
-    for key, label in (("ttft_s", "TTFT ms"), ("tpot_s", "TPOT ms"), ("e2e_s", "E2E s")):
+    """Real and simulated values stand one below the other: side by side they do not fit a narrow terminal."""
+    title = f"{summary['run']}: {summary['requests']:,} requests, {summary['loop']} loop"
+    table = _table(title, "", ["", *_STATISTICS, "MAPE\n%", "median\nAPE %", "bias\n%"])
+    for key, label in (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "E2E")):
         scores = summary[key]
-        scale = 1.0 if key == "e2e_s" else 1e3
-        cells = [_pair(scores[name], 2, scale) for name in ("mean", "p50", "p90", "p99")]
-        table.add_row(label, *(number(scores[name], 1, 100) for name in ("mape", "median_ape", "bias")), *cells)
+        known = [scores[name] for name in _STATISTICS if scores[name] is not None]
+        largest = max((each[side] for each in known for side in _SIDES), default=0.0)
+        unit, scale = _unit(largest)
+        digits = 2 if largest < 1 or scale == 1.0 else 1
+        errors = [number(scores[name], 1, 100) for name in ("mape", "median_ape", "bias")]
+        _two_rows(table, f"{label} {unit}", scores, digits, scale, errors)
     rate = summary["output_throughput_tps"]
-    table.add_row("tokens/s", "", "", number(rate["error"], 1, 100), _pair(rate, 1), "", "", "")
+    table.add_row("tokens/s", "real", number(rate["observed"], 1))
+    table.add_row("", "simulated", number(rate["simulated"], 1), "", "", "", "", "", number(rate["error"], 1, 100))
     return table
 
 
-def _pair(value: dict[str, Any] | None, digits: int, scale: float = 1.0) -> str:
-    return "-" if value is None else " / ".join(number(value[side], digits, scale) for side in _SIDES)
+def _two_rows(table: Table, label: str, scores: dict[str, Any], digits: int, scale: float, errors: list[str]) -> None:
+    for side in _SIDES:
+        values = [scores[name] and number(scores[name][side], digits, scale) for name in _STATISTICS]
+        first = side == _SIDES[0]
+        name = "real" if first else side
+        table.add_row(label if first else "", name, *(value or "-" for value in values), *(() if first else errors))
 
 
 def _load(found: dict[str, Any]) -> Table:
-    table = _table("load over time, real / simulated", "", ["mean |difference|", "mean", "p50", "p90", "p99"])
+    table = _table("load over time", "", ["", *_STATISTICS, "mean\n|difference|"])
     for name, scores in found.items():
+        label = "KV cache %" if name == "kv_usage" else name
         if scores is None:
-            table.add_row(name, *["unknown"] * 5)
+            table.add_row(label, "unknown")
             continue
         scale = 100.0 if name == "kv_usage" else 1.0
-        cells = [_pair(scores[label], 1, scale) for label in ("mean", "p50", "p90", "p99")]
-        label = "KV cache %" if name == "kv_usage" else name
-        table.add_row(label, number(scores["mean_absolute_difference"], 2, scale), *cells)
+        _two_rows(table, label, scores, 1, scale, [number(scores["mean_absolute_difference"], 2, scale)])
     return table
 
 

@@ -1,4 +1,4 @@
-"""Published closed-loop measurements: mean latencies at a number of concurrent requests."""
+"""Published measurements: mean latencies at a number of concurrent requests, or of many that come at once."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from simcluster import _native
 from simcluster.card import Card
 from simcluster.engine_options import EngineOptions, resolve_engine_options
 from simcluster.errors import CalibrationError, ConfigError
-from simcluster.validate.simulate import Tuning, is_synchronous, play_closed
+from simcluster.validate.simulate import WAVES, Tuning, is_synchronous, play_closed
 
 __all__ = ["Point", "is_points_file", "play_points", "read_points", "score_points"]
 
@@ -31,13 +31,14 @@ _LAB = ("model", "engine", "version", "n", "max_concurrency", "input_tokens", "o
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement with so many requests always in flight.
+    """One measurement with so many requests always in flight, or with all of them sent at once.
 
     Attributes:
         label: for tables.
         prompt_tokens: of each request [tokens]; the mean, where they differ.
         output_tokens: likewise.
         concurrency: requests in flight.
+        at_once: whether no other request follows them.
         ttft_s: mean TTFT [s]; nan where not known.
         tpot_s: mean TPOT [s].
         vllm_version: of the engine.
@@ -48,6 +49,7 @@ class Point:
     prompt_tokens: int
     output_tokens: int
     concurrency: int
+    at_once: bool
     ttft_s: float
     tpot_s: float
     vllm_version: str
@@ -125,12 +127,14 @@ def _silicon_rows(table: pl.DataFrame, card: Card) -> pl.DataFrame:
 
 
 def _lab_rows(table: pl.DataFrame, card: Card) -> pl.DataFrame:
-    """A row whose command shards, quantises or speculates is not the card's instance."""
+    """A row whose command shards, quantises or speculates is not the card's instance.
+
+    One without a limit of requests in flight sent all of them at once.
+    """
     return table.filter(
         pl.col("model").str.ends_with(card.model)
         & (pl.col("engine") == "vllm")
         & pl.col("hardware").str.contains(card.device)
-        & pl.col("max_concurrency").is_not_null()
         & pl.col("serve_cmd").str.contains(r"FP8|speculative|tensor-parallel|quantization").not_()
     )
 
@@ -141,13 +145,15 @@ def _point(row: dict[str, Any], *, silicon: bool) -> Point:
         version = row["backend_version"]
     else:
         prompt, output = (round(row[name] / row["n"]) for name in ("input_tokens", "output_tokens"))
-        concurrency, version = int(row["max_concurrency"]), row["version"]
+        concurrency, version = int(row["max_concurrency"] or row["n"]), row["version"]
     ttft = row.get("ttft_mean_ms")
+    at_once = not silicon and row["max_concurrency"] is None
     return Point(
-        label=f"{prompt}+{output} x{concurrency}",
+        label=f"{prompt}+{output} x{concurrency}" + (" once" if at_once else ""),
         prompt_tokens=prompt,
         output_tokens=output,
         concurrency=concurrency,
+        at_once=at_once,
         ttft_s=float("nan") if ttft is None else ttft / 1e3,
         tpot_s=row["tpot_mean_ms"] / 1e3,
         vllm_version=str(version),
@@ -169,6 +175,7 @@ def play_points(
             point.prompt_tokens,
             point.output_tokens,
             point.concurrency,
+            waves=1 if point.at_once else WAVES,
         )
         found.append((float(np.nanmean(played.ttft_s)), float(np.nanmean(played.tpot_s))))
     return found

@@ -15,12 +15,12 @@ from simcluster.units import PS_PER_S, ps_from_seconds
 from simcluster.validate.runs import RealRun, Requests, Series
 from simcluster.validate.scheduling import scheduler_config
 
-__all__ = ["TUNABLE", "Tuning", "engine_config", "play", "play_closed"]
+__all__ = ["TUNABLE", "WAVES", "Tuning", "engine_config", "play", "play_closed"]
 
 TUNABLE = ("scale", "host", "b0", "b1")
 _KINDS = _native.EventKind
 _OPTION_NAMES = {"num_gpu_blocks": "num_gpu_blocks_override"}
-_WAVES = 10  # of a closed loop: few enough that its beginning shows, as in the benchmarks it stands for
+WAVES = 10  # of a closed loop: few enough that its beginning shows, as in the benchmarks it stands for
 _SYNCHRONOUS_BEFORE = (0, 14)  # vLLM's asynchronous loop is the default from here on
 
 
@@ -143,6 +143,7 @@ def play_closed(
     prompt_tokens: int,
     output_tokens: int,
     concurrency: int,
+    waves: int = WAVES,
 ) -> Requests:
     """Keep so many equal requests in flight, as benchmarks do: all begin at once, and each end brings the next.
 
@@ -153,9 +154,10 @@ def play_closed(
         prompt_tokens: of each request [tokens].
         output_tokens: of each request [tokens].
         concurrency: requests in flight.
+        waves: requests for each one in flight; 1: all are sent at once and none follows.
 
     Returns:
-        Ten requests for each one in flight, from the first to the last.
+        The requests, from the first to the last.
 
     Raises:
         CalibrationError: such a request does not fit into the engine.
@@ -163,7 +165,7 @@ def play_closed(
     engine = _native.Engine(config, model, None)
     way = ps_from_seconds(front_end.request_s + front_end.per_prompt_token_s * prompt_tokens)
     hop = ps_from_seconds(front_end.output_s)
-    total = _WAVES * concurrency
+    total = waves * concurrency
     sent = np.zeros(total, dtype=np.int64)
     first, end = np.full(total, np.nan), np.full(total, np.nan)
     for index in range(concurrency):

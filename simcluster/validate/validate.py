@@ -114,7 +114,7 @@ def validate_points(
     summary = {
         "card": card.name,
         "run": name,
-        "source": "closed-loop points",
+        "source": "points",
         "tuned": tuning.as_dict() or None,
         "tuned_on": tuned_on,
         **scores,
