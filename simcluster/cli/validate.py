@@ -111,10 +111,15 @@ def _compare(
     tuning = Tuning()
     tuned_on = f"{', '.join(on)}: {', '.join(what)}" if what else None
     if is_points_file(path):
+        fitted: list[dict[str, Any]] = []
         if what:
             points = read_points(path, card, _pairs(on, "--on"), max_tokens)
             tuning = tune_on_points(card, points, what, options)
+            fitted = [point.columns for point in points]
         points = read_points(path, card, _pairs(select, "--select"), max_tokens)
+        points = [point for point in points if point.columns not in fitted]
+        if not points:
+            raise ConfigError(f"{path}: --on takes every point, so that none is left to score; name fewer")
         label = path.stem + (f" {' '.join(select)}" if select else "")
         return validate_points(card, points, label, tuning, options, tuned_on), tuning
     if select or max_tokens:

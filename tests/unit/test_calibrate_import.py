@@ -12,8 +12,9 @@ from command_line import run_command
 from shared_data import shared_data
 from simcluster.calibrate.composed import read_composed
 from simcluster.calibrate.fit import fit_step_time
-from simcluster.calibrate.importing.kernels import compose, read_kernels
+from simcluster.calibrate.importing.kernels import compose, read_kernels, step_grid
 from simcluster.calibrate.importing.models import KNOWN_MODELS
+from simcluster.card import load_card
 
 LOG = """INFO 12-01 10:00:00 [loggers.py:214] Engine 000: {line}
 WARNING something else
@@ -175,6 +176,24 @@ def test_a_profile_is_summed_over_layers(tmp_path: Path) -> None:
     assert steps["sum_decode_ctx"].to_list() == [256, 256, 0]
     assert steps["prefill_attn_pairs"].to_list() == [0, 136, 16 * 32 + 136]
     assert "1 batches beyond 2048 tokens are left out" in found["notes"]
+
+
+def test_a_card_has_the_gpus_of_its_steps_and_says_that_the_kv_cache_is_another_s(tmp_path: Path) -> None:
+    out, card = tmp_path / "steps.parquet", tmp_path / "card.json"
+    tokens = pl.col("prefill_tokens") + pl.col("n_decode")
+    step_ms = 6 + 0.01 * tokens + 5e-5 * pl.col("sum_decode_ctx") + 1e-6 * pl.col("prefill_attn_pairs")
+    steps = step_grid(1024).with_columns(model=pl.lit("Qwen3-32B"), tp=pl.lit(4), step_ms=step_ms)
+    steps.write_parquet(out)
+    arguments = ("calibrate", "fit", out, "--base", "qwen3-32b-tp2-h100", "--out", card, "-q")
+    code, _, err = run_command(*arguments)
+    assert code == 0, err
+    made = load_card(card)
+    assert made.num_gpus == 4
+    assert any("whose 2 GPUs hold another number" in each.note for each in made.assumptions)
+    pl.concat([steps, steps.with_columns(tp=pl.lit(8))]).write_parquet(out)
+    code, _, err = run_command(*arguments)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "steps of Qwen3-32B on 4, 8 GPUs" in err
 
 
 def test_measured_profiles_give_the_coefficients_that_others_found(tmp_path: Path) -> None:

@@ -56,6 +56,47 @@ def test_the_tables_name_the_badge_and_every_part_of_the_error(card: Path, recor
         assert text in done.stdout
 
 
+def test_no_number_is_cut_on_a_terminal_of_80_columns(card: Path, tmp_path: Path) -> None:
+    """Minutes of waiting: in milliseconds the numbers would be too long."""
+    file = tmp_path / "slow_runs.parquet"
+    times = {"arrival_s": [0.0, 0.25], "first_token_s": [137.782, 138.032], "last_token_s": [153.85, 154.1]}
+    lengths = {"prompt_tokens": [100] * 2, "output_tokens": [20] * 2}
+    pl.DataFrame({"run": ["slow"] * 2, **times, **lengths}).write_parquet(file)
+    done = RUNNER.invoke(app, ["validate", str(card), str(file)], env={"COLUMNS": "80"})
+    assert done.exit_code == 0, done.output
+    table = done.stdout.splitlines()[1:]
+    assert all(len(line) <= 80 and "…" not in line for line in table)
+    real = [line.split() for line in table if " real " in line]
+    assert real[0] == ["TTFT", "s", "real", *["137.78"] * 4]
+
+
+def test_a_table_of_points_fits_80_columns(card: Path, tmp_path: Path) -> None:
+    file = tmp_path / "points.csv"
+    names = (
+        "model,hardware,engine,version,serve_cmd,n,max_concurrency,input_tokens,output_tokens,ttft_mean_ms,tpot_mean_ms"
+    )
+    row = "Qwen/Qwen3-8B,one H100,vllm,v0.11.0,vllm serve,1000,{},4096000,128000,{},1169.72\n"
+    file.write_text(f"{names}\n{row.format('', 585981.22)}{row.format(128, 12.5)}")
+    done = RUNNER.invoke(app, ["validate", str(card), str(file)], env={"COLUMNS": "80"})
+    assert done.exit_code == 0, done.output
+    table = done.stdout.splitlines()[1:]
+    assert all(len(line) <= 80 and "…" not in line for line in table)
+    first = next(line.split() for line in table if "4096+128 x1000 once" in line)
+    assert (first[3], first[6]) == ("1,169.72", "585.98")
+
+
+def test_points_that_a_card_was_tuned_on_are_not_scored(card: Path, tmp_path: Path) -> None:
+    file = tmp_path / "points.csv"
+    names = "model,hardware,engine,version,serve_cmd,n,max_concurrency,input_tokens,output_tokens,tpot_mean_ms"
+    row = "Qwen/Qwen3-8B,one H100,vllm,v0.11.0,vllm serve,10,{},1000,100,13\n"
+    file.write_text(f"{names}\n{row.format(1)}{row.format(2)}")
+    arguments = ["validate", str(card), str(file), "--tune", "scale", "--json", "--on"]
+    done = RUNNER.invoke(app, [*arguments, "max_concurrency=1"])
+    assert done.exit_code == 0, done.output
+    assert [point["point"] for point in json.loads(done.stdout)["points"]] == ["100+10 x2"]
+    assert "name fewer" in str(RUNNER.invoke(app, [*arguments, "version=v0.11.0"]).exception)
+
+
 def test_a_stored_result_stands_in_the_card_once_per_run(card: Path, recording: Path) -> None:
     for _ in range(2):
         assert RUNNER.invoke(app, ["validate", str(card), str(recording), "--write"]).exit_code == 0

@@ -3,14 +3,17 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
 from shared_data import shared_data
 from simcluster.card import Card, load_card
+from simcluster.engine_options import EngineOptions, resolve_engine_options
 from simcluster.errors import CalibrationError, ConfigError
 from simcluster.shipped import find_file
 from simcluster.validate.points import is_points_file, read_points
+from simcluster.validate.simulate import Tuning, play_closed
 from simcluster.validate.tune import tune_on_points, tuned_card
 from simcluster.validate.validate import validate_points
 
@@ -79,6 +82,26 @@ def test_only_points_of_the_card_s_instance_served_by_vllm_are_read(tmp_path: Pa
     assert is_points_file(path)
     assert not is_points_file(tmp_path / "missing.parquet")
     assert [point.label for point in read_points(path, card("qwen3-8b-h100"))] == ["100+10 x2"]
+
+
+def test_requests_that_all_come_at_once_wait_for_each_other_and_none_follows() -> None:
+    """Ten prompts of a step each and answers of one token: the k-th first token comes after k steps."""
+    model = card("qwen3-8b-h100")
+    options = EngineOptions(max_num_batched_tokens=8192, async_scheduling=False, enable_prefix_caching=False)
+    config, _ = resolve_engine_options(options, model, "engine")
+    played = play_closed(Tuning().model(model), config, model.front_end, 8192, 1, 10, waves=1)
+    assert len(played.ttft_s) == 10
+    assert played.ttft_s / played.ttft_s[0] == pytest.approx(np.arange(1, 11), rel=1e-6)
+
+
+def test_a_row_without_a_limit_of_requests_in_flight_sent_all_of_them_at_once(tmp_path: Path) -> None:
+    row = {"model": "Qwen/Qwen3-8B", "hardware": "one H100", "engine": "vllm", "version": "v0.11.0"}
+    row |= {"serve_cmd": "vllm serve", "n": 50, "input_tokens": 5000, "output_tokens": 500, "tpot_mean_ms": 9.0}
+    path = tmp_path / "lab.parquet"
+    pl.DataFrame([row | {"max_concurrency": 4}, row | {"max_concurrency": None}]).write_parquet(path)
+    loop, burst = read_points(path, card("qwen3-8b-h100"))
+    assert (loop.label, loop.concurrency, loop.at_once) == ("100+10 x4", 4, False)
+    assert (burst.label, burst.concurrency, burst.at_once) == ("100+10 x50 once", 50, True)
 
 
 def test_a_selection_without_points_and_an_unknown_column_are_told_of(tmp_path: Path) -> None:
