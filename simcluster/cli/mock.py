@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from simcluster.cli.wide import print_wide
 from simcluster.errors import ConfigError
 from simcluster.experiment.build import build_world
 from simcluster.live.endpoints import Endpoint, endpoints, publishing
@@ -125,4 +125,4 @@ def _say_ready(cluster: MockCluster, *, as_json: bool, quiet: bool) -> None:
             table.add_column(heading)
         for row in rows:
             table.add_row(row["name"], row["model"], row["url"], row["snapshot"] or "")
-        Console().print(table)
+        print_wide(table)

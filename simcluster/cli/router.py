@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
 from simcluster.cli.router_replay import replay_log
+from simcluster.cli.wide import print_wide
 from simcluster.errors import ConfigError
 from simcluster.experiment.build import build_world
 from simcluster.live.endpoints import Endpoint, endpoints
@@ -155,4 +155,4 @@ def _say_ready(setup: RouterSetup, found: list[Endpoint], url: str, *, as_json: 
             table.add_column(heading)
         for row in rows:
             table.add_row(row["name"], row["model"], row["url"], row["snapshot"])
-        Console().print(table)
+        print_wide(table)
