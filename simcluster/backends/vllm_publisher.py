@@ -4,6 +4,7 @@
 
 `PublishingAsyncScheduler` is for vLLM's asynchronous scheduling, its default on GPUs, `PublishingScheduler` for
 `--no-async-scheduling` and CPUs. simcluster must be installed beside vLLM 0.32 or 0.33; no file of vLLM is touched.
+`simcluster.calibrate.recorder` has classes that publish and record at once.
 
 Environment:
     SIMCLUSTER_SNAPSHOT: where to publish, as `shm:NAME` in a scenario; with data parallelism, rank r takes NAME-dpR.

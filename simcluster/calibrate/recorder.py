@@ -6,7 +6,10 @@ They are given to vLLM by name and import it when they are first asked for:
     --scheduler-cls simcluster.calibrate.recorder.RecordingAsyncScheduler  (asynchronous loop)
     --worker-cls    simcluster.calibrate.recorder.RecordingWorker          (optional: time inside of the worker)
 
-Both write to the folder in the environment variable SIMCLUSTER_RECORD_DIR, in the form of `simcluster.calibrate.raw`.
+`RecordingPublishingScheduler` and `RecordingPublishingAsyncScheduler` publish snapshots for a router as well, as
+`simcluster.backends.vllm_publisher` says; publishing then counts as host time of a step, not as its execution.
+
+All write to the folder in the environment variable SIMCLUSTER_RECORD_DIR, in the form of `simcluster.calibrate.raw`.
 vLLM kills its engine core on exit, so what is buffered is written whenever the engine falls idle, every two seconds,
 and when vLLM ends all requests, which is the last thing that it reliably does. Beside vLLM, only the standard library
 and numpy are needed, since a machine with a GPU may have nothing else.
@@ -29,11 +32,12 @@ __all__ = ["FOLDER_VARIABLE", "OWNED_VARIABLE", "Tape", "die_with_parent", "proc
 FOLDER_VARIABLE = "SIMCLUSTER_RECORD_DIR"
 OWNED_VARIABLE = "SIMCLUSTER_RECORD_OWNED"  # set where the engine was started only to be recorded
 _FLUSH_NS = 2_000_000_000
+_PUBLISHER = "simcluster.backends.vllm_publisher"  # needs all of simcluster, so it is imported only when asked for
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 def vllm_name(module: str, name: str) -> Any:
-    """Return something of vLLM, which is imported when it is first needed."""
+    """Return something of a module, vLLM's or one that needs vLLM, which is imported when it is first needed."""
     return getattr(importlib.import_module(module), name)
 
 
@@ -188,7 +192,8 @@ def _scheduler_class(name: str, base: Any, *, asynchronous: bool) -> type:
         base.__init__(self, *args, **kwargs)
         resolved = bool(self.vllm_config.scheduler_config.async_scheduling)
         if resolved != asynchronous:
-            wanted = "RecordingAsyncScheduler" if resolved else "RecordingScheduler"
+            kind = name.removesuffix("Scheduler").removesuffix("Async")
+            wanted = f"{kind}{'Async' if resolved else ''}Scheduler"
             raise ValueError(f"{name} was given, but async_scheduling = {resolved}; use {__name__}.{wanted}")
         self.tape = Tape(_folder(), self, _resolved(self))
 
@@ -265,12 +270,18 @@ def _platform_worker() -> Any:
     return vllm_name("vllm.v1.worker.gpu_worker", "Worker")
 
 
+_BASES = {  # of the scheduler classes: module, class, whether for the asynchronous loop
+    "RecordingScheduler": ("vllm.v1.core.sched.scheduler", "Scheduler", False),
+    "RecordingAsyncScheduler": ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler", True),
+    "RecordingPublishingScheduler": (_PUBLISHER, "PublishingScheduler", False),
+    "RecordingPublishingAsyncScheduler": (_PUBLISHER, "PublishingAsyncScheduler", True),
+}
+
+
 def __getattr__(name: str) -> type:  # PEP 562: the classes exist once somebody asks for them
-    if name == "RecordingScheduler":
-        made = _scheduler_class(name, vllm_name("vllm.v1.core.sched.scheduler", "Scheduler"), asynchronous=False)
-    elif name == "RecordingAsyncScheduler":
-        base = vllm_name("vllm.v1.core.sched.async_scheduler", "AsyncScheduler")
-        made = _scheduler_class(name, base, asynchronous=True)
+    if name in _BASES:
+        module, base, asynchronous = _BASES[name]
+        made = _scheduler_class(name, vllm_name(module, base), asynchronous=asynchronous)
     elif name == "RecordingWorker":
         made = _worker_class(name, _platform_worker())
     else:
