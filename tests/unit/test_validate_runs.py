@@ -23,6 +23,9 @@ from simcluster.validate.split import step_table
 from simcluster.validate.tune import tune_on_run
 from simcluster.validate.validate import validate_run
 
+BENCH = Path(__file__).resolve().parents[1] / "data" / "bench"
+"""A real result and the card of the server; see the README there."""
+
 
 def plain_card(fit: StepTimeFit, **changes: Any) -> Card:
     """Return a shipped card with another fit and no time outside of the steps."""
@@ -89,6 +92,32 @@ def test_a_result_of_vllm_s_benchmark_gives_its_requests_by_start(tmp_path: Path
     assert run.requests.tpot_s[1] == pytest.approx(0.02)
     assert np.isnan(run.requests.tpot_s[0])
     assert run.notes == ("1 failed requests are left out",)
+
+
+def test_a_real_result_of_vllm_s_benchmark_is_read_as_the_benchmark_itself_sums_it_up() -> None:
+    file = BENCH / "vllm_bench_serve.json"
+    told, run = json.loads(file.read_bytes()), read_run(file)
+    found = run.requests
+    assert (len(found.arrival_s), run.notes) == (told["completed"], ())
+    assert (found.prompt_tokens.sum(), found.output_tokens.sum()) == (
+        told["total_input_tokens"],
+        told["total_output_tokens"],
+    )
+    for measured_s, name in ((found.ttft_s, "ttft"), (found.tpot_s, "tpot")):
+        assert 1e3 * np.mean(measured_s) == pytest.approx(told[f"mean_{name}_ms"])
+        assert 1e3 * np.median(measured_s) == pytest.approx(told[f"median_{name}_ms"])
+    assert sorted(found.e2e_s) == pytest.approx(sorted(told["latencies"]), rel=0.01)
+    assert found.duration_s == pytest.approx(told["duration"], rel=0.02)
+
+
+def test_a_real_result_of_vllm_s_benchmark_is_compared_with_the_card_of_its_server() -> None:
+    run, card = read_run(BENCH / "vllm_bench_serve.json"), load_card(BENCH / "large.json")
+    found = validate_run(card, run, options={"max_num_seqs": 8, "max_num_batched_tokens": 256}).summary
+    assert (found["requests"], found["not_served"], found["loop"]) == (24, 0, "sync")
+    assert all(found[name]["count"] == 24 for name in ("ttft_s", "tpot_s", "e2e_s"))
+    observed = found["ttft_s"]["mean"]["observed"]
+    assert observed == pytest.approx(float(run.requests.ttft_s.mean()))
+    assert 0 < found["ttft_s"]["mean"]["simulated"] < observed, "the machine did other work too, the card knows of less"
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ async def warm_up(cluster: TwoServers) -> None:
 async def route_mix(cluster: TwoServers) -> tuple[list[Got], Routed]:
     async with asyncio.timeout(RUN_S):
         await warm_up(cluster)
-        async with cluster.router() as routed:
+        async with cluster.router(fresh_s=10.0, usable_s=60.0) as routed:  # a step may take long on shared cores
             gots = await send_all(routed.client, draw_mix(REQUESTS, 7, "live", LOAD * cluster.capacity_rps()))
             await routed.quiet()
     return gots, routed
@@ -78,6 +78,9 @@ def test_two_hundred_requests_are_served_and_sfs_errs_least_on_measured_steps(
     assert {each.ask.key: each.output_tokens for each in gots} == {k: v.output_tokens for k, v in ended.items()}
     assert all(each.server_counted and each.attempts == 1 for each in routed.outcomes)
     assert Counter(each.fallback for each in gots) == {"": REQUESTS}, "every decision rested on a fresh view"
+    for each in routed.outcomes:
+        assert each.made is not None
+        assert each.made.source == "shm"
     # What was expected of them, against what came.
     tables = [online_errors(gots, routed.outcomes, routed.server.core.dispatcher.estimators)]
     for name, server in cluster.servers.items():
@@ -141,8 +144,7 @@ def test_vllms_benchmark_and_the_openai_client_work_through_the_router_as_they_a
         report, _ = router.communicate(timeout=120)
     content = json.loads(result.read_text())
     assert (content["completed"], content["failed"]) == (24, 0)
-    tried = 1  # the benchmark first tries whether the server answers
-    assert json.loads(report) == {"requests": {"finished": 24 + tried + 8}, "open": 0}
+    assert json.loads(report) == {"requests": {"finished": 24 + 8}, "open": 0}
     # Its result is a real run that a card can be compared with.
     command = [sys.executable, "-P", "-m", "simcluster", "validate", str(cluster.folder / "large.json"), str(result)]
     options = [word for each in ("max_num_seqs=8", "max_num_batched_tokens=256") for word in ("--engine", each)]
@@ -177,7 +179,7 @@ async def kill_in_the_middle(cluster: TwoServers, routed: Routed) -> tuple[list[
 async def fall_and_return(cluster: TwoServers) -> None:
     large = cluster.servers["large"]
     j = list(cluster.servers).index("large")
-    async with asyncio.timeout(RUN_S), cluster.router(mark_s=1.0, usable_s=3.0) as routed:
+    async with asyncio.timeout(RUN_S), cluster.router(mark_s=1.0, fresh_s=3.0, usable_s=3.0) as routed:
         core = routed.server.core
         gots, dead_ns = await kill_in_the_middle(cluster, routed)
         # Every request has ended, those that were being answered there as failed ones; all others went elsewhere.

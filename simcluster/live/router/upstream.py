@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Final
 
 import aiohttp
@@ -26,6 +27,7 @@ _MOST_ERROR_BYTES: Final = 65_536
 _BUFFER: Final = 65_536
 _LARGE: Final = 2**19  # bytes
 _NAME_S: Final = 2.0  # for the name of a model
+_KEEP_S: Final = 3.0  # an idle connection; vLLM's server closes it after 5 s
 
 
 class AttemptError(Exception):
@@ -90,6 +92,17 @@ def passed_on(headers: CIMultiDictProxy[str] | Mapping[str, str]) -> CIMultiDict
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP | named)
 
 
+@dataclass(slots=True)
+class _Way:
+    """How a request left; `reused`: by a connection that had been used before."""
+
+    reused: bool = False
+
+
+async def _note_reuse(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+    context.trace_request_ctx.reused = True
+
+
 class Upstreams:
     """Connections to all servers.
 
@@ -102,18 +115,25 @@ class Upstreams:
         """Open the client; call it from the event loop."""
         self.urls = urls
         self._live = live
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=live.connect_timeout_s)
-        self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=20),
-            timeout=timeout,
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_note_reuse)
+        self.session = self._session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_S), [trace])
+        self._anew = self._session(aiohttp.TCPConnector(limit=0, force_close=True), [])
+
+    def _session(self, connector: aiohttp.TCPConnector, traces: list[aiohttp.TraceConfig]) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._live.connect_timeout_s),
             auto_decompress=False,
             read_bufsize=_BUFFER,
             cookie_jar=aiohttp.DummyCookieJar(),
+            trace_configs=traces,
         )
 
     async def close(self) -> None:
         """Close all connections."""
         await self.session.close()
+        await self._anew.close()
 
     async def ask(self, instance: int, path: str, body: bytes, headers: CIMultiDict[str], *, stream: bool) -> Answer:
         """Send a request and wait for the beginning of the answer.
@@ -141,7 +161,7 @@ class Upstreams:
             raise AttemptError("disconnected") from error
 
     async def _ask(self, url: str, body: bytes, headers: CIMultiDict[str]) -> Answer:
-        response = await self.session.post(url, data=_payload(body), headers=headers, allow_redirects=False)
+        response = await self._post(url, body, headers)
         try:
             status, kept = response.status, passed_on(response.headers)
             if status == 429 or status >= 500:
@@ -157,6 +177,18 @@ class Upstreams:
             response.close()
             raise
         return Answer(status, kept, first, response)
+
+    async def _post(self, url: str, body: bytes, headers: CIMultiDict[str]) -> aiohttp.ClientResponse:
+        """Send a request; once more if a server closed an idle connection at that moment, which is nobody's fault."""
+        way = _Way()
+        try:
+            return await self.session.post(
+                url, data=_payload(body), headers=headers, allow_redirects=False, trace_request_ctx=way
+            )
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            if not way.reused:
+                raise
+        return await self._anew.post(url, data=_payload(body), headers=headers, allow_redirects=False)
 
     async def get(self, instance: int, path: str, timeout_s: float) -> bytes | None:
         """Return what a server says at a path, None if it does not answer in time or with another status than 200."""
