@@ -162,13 +162,16 @@ def test_vllms_benchmark_and_the_openai_client_work_through_the_router_as_they_a
 async def kill_in_the_middle(cluster: TwoServers, routed: Routed) -> tuple[list[Got], float]:
     """Kill the large server once it streams; return what became of all requests and when it was dead [ns]."""
     core, j = routed.server.core, list(cluster.servers).index("large")
-    asks = [Ask(f"fall-{number}", 0.2 * number, "ids", 40 + number, 90) for number in range(40)]
+    there = [Ask(f"there-{number}", 0.0, "ids", 40 + number, 90) for number in range(4)]
+    asks = [Ask(f"fall-{number}", 0.2 * number, "ids", 40 + number, 90) for number in range(36)]
+    named = asyncio.create_task(send_all(routed.client, there, "large"))
     sending = asyncio.create_task(send_all(routed.client, asks))
     while not any(each.tokens > 1 for each in core.dispatcher.own.open[j].values()):
+        assert not named.done(), "killed while it streams"
         await asyncio.sleep(0.01)
     await asyncio.to_thread(cluster.servers["large"].kill)
     dead_ns = time.monotonic_ns()
-    gots = await sending
+    gots = [*await named, *await sending]
     await routed.quiet()
     await asyncio.sleep(core.setup.scenario.live.usable_s + 0.1)
     core.sight.look(core.clock.now_ps())
@@ -184,10 +187,10 @@ async def fall_and_return(cluster: TwoServers) -> None:
         gots, dead_ns = await kill_in_the_middle(cluster, routed)
         # Every request has ended, those that were being answered there as failed ones; all others went elsewhere.
         assert len(gots) == 40 == sum(core.ended.values())
-        failed = {each.ask.key for each in gots if each.error}
-        assert failed == {each.request_id for each in routed.outcomes if each.status == "failed"}
+        failed = {each.request_id: each.made for each in routed.outcomes if each.status == "failed"}
+        assert failed.keys() == {each.ask.key for each in gots if each.error}
         assert 0 < len(failed) == core.ended["failed"]
-        assert {each.instance for each in gots if each.error} == {"large"}
+        assert {made.instance for made in failed.values() if made is not None} == {j}
         late = [each for each in gots if each.sent_ns > dead_ns]
         assert late, "requests came after its death"
         assert {(each.instance, each.error) for each in late} == {("small", "")}
