@@ -92,7 +92,9 @@ def _line(process: "subprocess.Popen[bytes]") -> bytes:
 
 async def _ask(port: int, requests: int, streams: int, gap_ms: int) -> list[float]:
     """Send so many requests over so many connections, and return when each got its first event [s]."""
-    body = json.dumps({"model": "auto", "prompt": "x" * 400, "max_tokens": EVENTS, "stream": True, GAP_FIELD: gap_ms})
+    body = json.dumps(
+        {"model": "auto", "prompt": list(range(100)), "max_tokens": EVENTS, "stream": True, GAP_FIELD: gap_ms}
+    )
     raw = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body.encode())
     left, first_s = requests, []
 

@@ -3,6 +3,7 @@
 It is told everything that happens, in order; so whoever tells it the same again gets the same decisions.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -72,9 +73,10 @@ class LiveDecision:
     def predicted_ttft_s(self) -> float | None:
         """What is expected of it [s from the arrival], inf without bound; None if nothing is."""
         values = self.decision.predicted_ttft_s
-        if values is None or self.instance == SHED or np.isnan(values[self.instance]):
+        if values is None or self.instance == SHED:
             return None
-        return float(values[self.instance])
+        value = values.item(self.instance)
+        return None if math.isnan(value) else value  # nan: it was not estimated
 
 
 class Journal(Protocol):

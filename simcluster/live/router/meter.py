@@ -76,7 +76,8 @@ class Meter:
             self.events -= bool(self.events)
             events.pop()
         for event in events[-2:]:
-            self._take(_parsed(event.strip().removeprefix(b"data:")))
+            if b'"usage"' in event or b'"error"' in event:
+                self._take(_parsed(event.strip().removeprefix(b"data:")))
 
     def _take(self, body: Any) -> None:
         if not isinstance(body, dict):

@@ -1,7 +1,7 @@
 """The live router: an OpenAI-compatible server in front of the instances of a scenario."""
 
 import asyncio
-import uuid
+import random
 from contextlib import AsyncExitStack
 
 from aiohttp import web
@@ -145,18 +145,21 @@ class RouterServer:
         Raises:
             ApiError: it makes no sense.
         """
-        try:
-            async with asyncio.timeout(self._live.stall_timeout_s):
-                body = await http.read()
-        except TimeoutError:
-            raise ApiError(408, "the body did not come") from None
+        if http.content.is_eof():  # all of it is there, as it nearly always is
+            body = await http.read()
+        else:
+            try:
+                async with asyncio.timeout(self._live.stall_timeout_s):
+                    body = await http.read()
+            except TimeoutError:
+                raise ApiError(408, "the body did not come") from None
         asked = parse_request(http.path, body)
         self.core.candidates(asked.model)
         tpot_ms = header_ms(http.headers, TPOT_HEADER)
-        request_id = http.headers.get("X-Request-Id", "")[:_LONGEST_ID] or uuid.uuid4().hex
+        request_id = http.headers.get("X-Request-Id", "")[:_LONGEST_ID] or _new_id()
         number = request_key(request_id)
         while number in self._numbers:  # a client may use one id for several open requests
-            request_id = f"{request_id[:_LONGEST_ID]}-{uuid.uuid4().hex[:8]}"
+            request_id = f"{request_id[:_LONGEST_ID]}-{_new_id()[:8]}"
             number = request_key(request_id)
         self._numbers.add(number)
         return Exchange(self.core, http, body, asked, request_id, number, None if tpot_ms is None else tpot_ms / 1e3)
@@ -179,3 +182,8 @@ class RouterServer:
             self.core.metrics.lost(self._setup.journal.num_lost)
         text = self.core.metrics.text(self.core.dispatcher, self.core.clock.now_ps())
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+def _new_id() -> str:
+    """Return an id that no other request has; nothing rests on its being hard to guess."""
+    return f"{random.getrandbits(128):032x}"

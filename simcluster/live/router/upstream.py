@@ -11,6 +11,7 @@ from typing import Final
 
 import aiohttp
 from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from simcluster.scenario import Live
 
@@ -114,6 +115,7 @@ class Upstreams:
     def __init__(self, urls: list[str], live: Live) -> None:
         """Open the client; call it from the event loop."""
         self.urls = urls
+        self._targets: dict[tuple[int, str], URL] = {}  # parsed once
         self._live = live
         trace = aiohttp.TraceConfig()
         trace.on_connection_reuseconn.append(_note_reuse)
@@ -151,7 +153,10 @@ class Upstreams:
         try:
             live = self._live
             async with asyncio.timeout(live.first_byte_timeout_s if stream else live.whole_timeout_s):
-                return await self._ask(self.urls[instance] + path, body, headers)
+                target = self._targets.get((instance, path))
+                if target is None:
+                    target = self._targets[instance, path] = URL(self.urls[instance] + path)
+                return await self._ask(target, body, headers)
         except TimeoutError as error:
             # aiohttp's own time-out while connecting is of this kind too
             raise AttemptError("timeout", gone=isinstance(error, aiohttp.ConnectionTimeoutError)) from error
@@ -160,7 +165,7 @@ class Upstreams:
         except (aiohttp.ClientError, OSError) as error:
             raise AttemptError("disconnected") from error
 
-    async def _ask(self, url: str, body: bytes, headers: CIMultiDict[str]) -> Answer:
+    async def _ask(self, url: URL, body: bytes, headers: CIMultiDict[str]) -> Answer:
         response = await self._post(url, body, headers)
         try:
             status, kept = response.status, passed_on(response.headers)
@@ -178,7 +183,7 @@ class Upstreams:
             raise
         return Answer(status, kept, first, response)
 
-    async def _post(self, url: str, body: bytes, headers: CIMultiDict[str]) -> aiohttp.ClientResponse:
+    async def _post(self, url: URL, body: bytes, headers: CIMultiDict[str]) -> aiohttp.ClientResponse:
         """Send a request; once more if a server closed an idle connection at that moment, which is nobody's fault."""
         way = _Way()
         try:
