@@ -28,6 +28,29 @@ def test_a_stream_passes_byte_for_byte_and_tells_who_answered(tmp_path: Path) ->
     rig(tmp_path, check)
 
 
+def test_a_client_that_leaves_once_it_has_read_the_end_has_its_answer(tmp_path: Path) -> None:
+    async def stay(_: Upstream, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for event in EVENTS:
+            await response.write(event)
+        await asyncio.sleep(3600)  # the connection does not end
+        return response
+
+    async def check(rig: Rig) -> None:
+        rig.upstreams[0].behave = stay
+        body = {"model": "auto", "prompt": "x", "stream": True}
+        async with rig.session.post(rig.url + "/v1/completions", json=body) as response:
+            await response.content.readuntil(EVENTS[-1])
+        await rig.quiet()
+        (outcome,) = rig.outcomes
+        assert (outcome.status, outcome.reason, outcome.output_tokens) == ("finished", "", 3)
+        assert rig.server.core.ended == {"finished": 1}
+        assert rig.upstreams[0].left == 1
+
+    rig(tmp_path, check, instances=1)
+
+
 def test_an_answer_in_one_piece_has_no_first_token_but_the_servers_count(tmp_path: Path) -> None:
     async def check(rig: Rig) -> None:
         status, body, _ = await rig.post()

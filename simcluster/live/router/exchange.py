@@ -162,6 +162,7 @@ class Exchange:
             self._break_off(response, f"upstream_{error.reason}")
         except asyncio.CancelledError:
             if not self.stalled:
+                self._judge_left(answer, meter)
                 raise
             assert self._task is not None  # set above
             self._task.uncancel()
@@ -205,6 +206,14 @@ class Exchange:
             outcome.status, outcome.reason = FAILED, "no_end"
         else:
             outcome.status, outcome.reason = FINISHED, ""
+
+    def _judge_left(self, answer: Answer, meter: Meter) -> None:
+        """Judge an answer whose client left: one that has read `[DONE]` need not wait until the connection ends."""
+        if answer.streams and not self._writing:
+            if not meter.is_done:
+                meter.finish()
+            if meter.is_done:
+                self._judge(answer, meter)
 
     def _break_off(self, response: web.StreamResponse, reason: str) -> None:
         """End the client's answer so that nobody takes it for a whole one."""

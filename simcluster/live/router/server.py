@@ -14,7 +14,7 @@ from simcluster.live.openai_api import CHAT, COMPLETIONS, ApiError, parse_reques
 from simcluster.live.router.background import scrape, stopped, watch_stalls
 from simcluster.live.router.core import RouterCore, RouterSetup, build_core
 from simcluster.live.router.exchange import Exchange
-from simcluster.live.router.outcome import CANCELLED, REJECTED
+from simcluster.live.router.outcome import CANCELLED, FINISHED, REJECTED
 from simcluster.live.router.requests import TPOT_HEADER, PromptRequests, header_ms
 
 __all__ = ["RouterServer"]
@@ -132,7 +132,8 @@ class RouterServer:
             outcome.status, outcome.reason = REJECTED, outcome.reason or f"status_{error.status}"
             raise
         except asyncio.CancelledError:
-            outcome.status, outcome.reason = CANCELLED, "shutdown" if self._stops else "client_left"
+            if outcome.status != FINISHED:
+                outcome.status, outcome.reason = CANCELLED, "shutdown" if self._stops else "client_left"
             raise
         finally:
             self._exchanges.discard(exchange)

@@ -101,7 +101,8 @@ class _Way:
 
 
 async def _note_reuse(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-    context.trace_request_ctx.reused = True
+    if context.trace_request_ctx is not None:  # other requests than those of clients do not ask
+        context.trace_request_ctx.reused = True
 
 
 class Upstreams:
