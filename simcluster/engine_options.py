@@ -4,6 +4,7 @@ Defaults are those of vLLM's API server for the card's device. Source: printed b
 code with faked device names; see docs/scheduler.md.
 """
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -53,6 +54,12 @@ class EngineOptions(BaseModel):
     vllm_version: Literal["0.32", "0.33"] = "0.33"
 
 
+def _kind(device: str) -> str:
+    """Return the kind of a device; recordings say more, such as `NVIDIA H100 80GB HBM3` or `EPYC 9B45 (CPU)`."""
+    words = re.split(r"[^A-Za-z0-9]+", device)
+    return next((kind for kind in _BY_DEVICE if kind in words), device)
+
+
 def resolve_engine_options(options: EngineOptions, card: Card, where: str) -> tuple[_native.SchedulerConfig, list[str]]:
     """Fill in vLLM's defaults and apply its rules.
 
@@ -67,7 +74,7 @@ def resolve_engine_options(options: EngineOptions, card: Card, where: str) -> tu
     Raises:
         ConfigError: two options contradict each other.
     """
-    budget, seqs, asynchronous = _BY_DEVICE.get(card.device, _OTHER_GPU)
+    budget, seqs, asynchronous = _BY_DEVICE.get(_kind(card.device), _OTHER_GPU)
     native = _native.SchedulerConfig()
     native.max_model_len = options.max_model_len or card.max_model_len
     native.max_num_seqs = options.max_num_seqs or seqs
@@ -124,7 +131,7 @@ def _warnings(native: _native.SchedulerConfig, options: EngineOptions, card: Car
             f"{where}: one request of max_model_len = {native.max_model_len} tokens needs {needed} KV blocks, the "
             f"pool has {native.num_gpu_blocks - 1}; vLLM would refuse to start, here such a request is rejected"
         )
-    if card.device == "CPU" and options.async_scheduling:
+    if _kind(card.device) == "CPU" and options.async_scheduling:
         warnings.append(f"{where}.async_scheduling = true; vLLM's CPU backend always runs the synchronous loop")
     return warnings
 

@@ -32,6 +32,16 @@ def resolved(card: Card, **options: Any) -> tuple[_native.SchedulerConfig, list[
     return resolve_engine_options(EngineOptions(**options), card, "s.yaml: here")
 
 
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [("EPYC 9B45 (CPU)", "CPU"), ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H200", "H200"), ("NVIDIA L40S", "")],
+)
+def test_a_device_as_recordings_name_it_is_of_its_kind(device: str, kind: str, tmp_path: Path) -> None:
+    engine, _ = resolved(card(tmp_path, device=device))
+    expected = BY_DEVICE.get(kind, (2048, 256, True))
+    assert (engine.max_num_batched_tokens, engine.max_num_seqs, engine.async_scheduling) == expected
+
+
 @pytest.mark.parametrize("device", BY_DEVICE)
 def test_batch_limits_follow_the_device_as_in_the_api_server(device: str, tmp_path: Path) -> None:
     engine, _ = resolved(card(tmp_path, device=device))
