@@ -77,7 +77,7 @@ def serve(
     answers may end first.
 
     Examples:
-    * `simcluster mock mine.yaml & simcluster router mine.yaml --policy sfs`
+    * `simcluster mock mine.yaml & simcluster router serve mine.yaml --policy sfs` (the word serve may be left out)
 
     * `curl -N 127.0.0.1:8000/v1/completions -d '{"model": "auto", "prompt": "Hi", "stream": true}'`
     """
