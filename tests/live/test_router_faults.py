@@ -293,6 +293,23 @@ def test_a_client_that_leaves_ends_the_request_upstream(tmp_path: Path) -> None:
     rig(tmp_path, check)
 
 
+def test_a_client_that_is_gone_when_its_whole_answer_is_to_be_closed_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(_: web.StreamResponse, __: bytes = b"") -> None:
+        raise ConnectionResetError
+
+    async def check(rig: Rig) -> None:
+        monkeypatch.setattr("simcluster.live.router.exchange._Passed.write_eof", gone)
+        with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ClientConnectionError)):
+            await rig.stream()
+        monkeypatch.undo()
+        await rig.quiet()
+        assert [(each.status, each.output_tokens) for each in rig.outcomes] == [("finished", 3)]
+
+    rig(tmp_path, check, instances=1)
+
+
 def test_a_client_that_does_not_read_is_given_up_and_holds_nobody_up(tmp_path: Path) -> None:
     async def flood(_: Upstream, request: web.Request) -> web.StreamResponse:
         response = await begin(request)

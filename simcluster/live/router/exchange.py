@@ -170,6 +170,7 @@ class Exchange:
                 core.dispatcher.health[instance].failed(self.number, core.clock.now_ps(), core.setup.scenario.live)
             self._break_off(response, f"{self.stalled}_stalled")
         except (ConnectionError, OSError) as error:  # of the client's side: the server's are AttemptErrors
+            self._judge_left(answer, meter)
             raise asyncio.CancelledError from error
         finally:
             self._task = None
