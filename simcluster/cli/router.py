@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import signal
 import sys
@@ -134,11 +135,14 @@ async def _serve(server: RouterServer, host: str, port: int, on_ready: Callable[
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     url = await server.start(host, port)
+    gc.collect()
+    gc.freeze()  # what stays for ever need not be looked at again and again
     try:
         on_ready(url)
         await stop.wait()
     finally:
         await server.stop()
+        gc.unfreeze()
 
 
 def _say_ready(setup: RouterSetup, found: list[Endpoint], url: str, *, as_json: bool, quiet: bool) -> None:

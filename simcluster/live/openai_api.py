@@ -1,6 +1,7 @@
 """The OpenAI-compatible API as vLLM speaks it: what requests may hold, answers in one piece and in chunks, errors."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,12 +17,14 @@ __all__ = [
     "Usage",
     "error_body",
     "parse_request",
+    "renamed",
     "sse",
 ]
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 DONE = b"data: [DONE]\n\n"
 MOST_BODY_BYTES = 64 * 2**20
+_MODEL = re.compile(rb'"model"[ \t\r\n]*:[ \t\r\n]*"[^"\\]*"')
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 _NAMES = {
     400: "BadRequestError",
@@ -132,6 +135,17 @@ def parse_request(path: str, raw: bytes) -> Asked:
         include_usage=bool(options.get("include_usage", False)),
         priority=_field(body, "priority", int, 0),
     )
+
+
+def renamed(body: bytes, model: str) -> bytes:
+    """Return a request's body with another model; all else stays as the client wrote it where that is plain to see."""
+    if body.count(b'"model"') == 1 and b"\\u00" not in body:  # an escape may stand for a letter of the key
+        head, *rest = _MODEL.split(body)
+        if rest:
+            return b'%b"model":%b%b' % (head, json.dumps(model).encode(), rest[0])
+    content = json.loads(body)
+    content["model"] = model
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def _field(body: dict[str, Any], name: str, kind: type, default: Any) -> Any:

@@ -1,7 +1,6 @@
 """What the parts of a live router share: it decides, knows the servers, and counts."""
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from simcluster.live.clock import LiveClock
 from simcluster.live.endpoints import Endpoint
-from simcluster.live.openai_api import ApiError, Asked
+from simcluster.live.openai_api import ApiError, Asked, renamed
 from simcluster.live.router.dispatcher import Dispatcher, Journal, LiveDecision
 from simcluster.live.router.metrics import RouterMetrics
 from simcluster.live.router.outcome import FINISHED, Outcome
@@ -174,9 +173,7 @@ class RouterCore:
     def rewrite(self, body: bytes, asked: Asked, request: Request, instance: int) -> bytes:
         """Return the body that an instance gets: the client's, unless the model has another name there."""
         if asked.model != self.served[instance]:
-            content = json.loads(body)
-            content["model"] = self.served[instance]
-            body = json.dumps(content, separators=(",", ":")).encode()
+            body = renamed(body, self.served[instance])
         return body if self.setup.rewrite is None else self.setup.rewrite(body, request, instance)
 
     def count(self, instance: int, status: str) -> None:

@@ -20,6 +20,7 @@ from simcluster.units import PS_PER_S
 
 __all__ = ["Exchange"]
 
+_MOST_WAITING: Final = 65_536  # bytes for a client, before its server is asked to wait
 _RETRY_AFTER: Final = {"Retry-After": "1"}
 
 
@@ -152,7 +153,6 @@ class Exchange:
         self._task = asyncio.current_task()
         self.touched_s = core.loop.time()
         try:
-            await response.prepare(self.http)
             await self._pump(answer, response, meter, own, instance)
             meter.finish()
             await response.write_eof()
@@ -181,12 +181,14 @@ class Exchange:
     async def _pump(
         self, answer: Answer, response: web.StreamResponse, meter: Meter, own: OwnRequest, instance: int
     ) -> None:
-        core, piece = self.core, answer.first
-        while piece:
+        core, writer = self.core, await response.prepare(self.http)
+        transport = self.http.transport
+        if writer is None or transport is None:
+            raise ConnectionResetError
+        in_chunks = response.headers.get("Transfer-Encoding") == "chunked"
+
+        def note(piece: bytes) -> None:
             meter.feed(piece)
-            self._writing = True
-            await response.write(piece)
-            self._writing = False
             self.touched_s = core.loop.time()
             if meter.events > own.tokens:
                 now = core.clock.now_ps()
@@ -195,7 +197,23 @@ class Exchange:
                     core.dispatcher.first_token(self.number, instance, now)
                 own.tokens = meter.events
                 core.sight.tokens_came(instance, now)
-            piece = await answer.piece()
+
+        def take(piece: bytes) -> bool:
+            if transport.is_closing():
+                return False
+            transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if in_chunks else piece)
+            note(piece)
+            return transport.get_write_buffer_size() <= _MOST_WAITING
+
+        await response.write(answer.first)  # together with the head
+        note(answer.first)
+        while not await answer.flow(take):
+            if transport.is_closing():
+                raise ConnectionResetError
+            self._writing = True
+            await writer.drain()
+            self._writing = False
+            self.touched_s = core.loop.time()
 
     def _judge(self, answer: Answer, meter: Meter) -> None:
         outcome = self.outcome

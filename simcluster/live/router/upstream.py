@@ -3,16 +3,17 @@
 import asyncio
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Final
+from typing import ClassVar, Final
+from weakref import WeakSet
 
 import aiohttp
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from simcluster.live.router.tap import Tap
 from simcluster.scenario import Live
 
 __all__ = ["Answer", "AttemptError", "Upstreams", "passed_on", "served_name"]
@@ -68,16 +69,35 @@ class Answer:
         """Whether it comes in events."""
         return self.headers.get("Content-Type", "").startswith("text/event-stream")
 
-    async def piece(self) -> bytes:
-        """Return the next piece, b"" at the end.
+    async def flow(self, take: Callable[[bytes], bool]) -> bool:
+        """Give away what comes after the first piece.
+
+        Args:
+            take: is given the pieces as they come, and says whether it wants more.
+
+        Returns:
+            Whether that was all; else `take` wanted no more, and the rest can still be asked for.
 
         Raises:
             AttemptError: the server broke off.
         """
         if self.response is None:
-            return b""
+            return True
+        content = self.response.content
         try:
-            return await self.response.content.readany()
+            while piece := content.read_nowait():
+                if not take(piece):
+                    return content.at_eof()
+            if content.is_eof():
+                return True
+            connection = self.response.connection
+            if connection is None or connection.transport is None:
+                raise AttemptError("disconnected")
+            tap = Tap(connection.transport, content, take)
+            try:
+                return await tap.ended
+            finally:
+                tap.close()
         except (aiohttp.ClientError, OSError) as error:
             raise AttemptError("disconnected") from error
 
@@ -93,16 +113,30 @@ def passed_on(headers: CIMultiDictProxy[str] | Mapping[str, str]) -> CIMultiDict
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP | named)
 
 
-@dataclass(slots=True)
-class _Way:
-    """How a request left; `reused`: by a connection that had been used before."""
-
-    reused: bool = False
+class _StaleConnectionError(aiohttp.ServerDisconnectedError):
+    """A connection that had been used before was closed; the server need not even have seen the request."""
 
 
-async def _note_reuse(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-    if context.trace_request_ctx is not None:  # other requests than those of clients do not ask
-        context.trace_request_ctx.reused = True
+class _Response(aiohttp.ClientResponse):
+    """An answer that knows whether its connection had been used before."""
+
+    _used: ClassVar[WeakSet[object]] = WeakSet()  # connections
+
+    async def start(self, connection: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
+        """Read the answer's head.
+
+        Raises:
+            _StaleConnectionError: there was none, and the connection is to blame.
+        """
+        ours = connection.protocol
+        assert ours is not None  # it is open
+        if ours not in self._used:
+            self._used.add(ours)
+            return await super().start(connection)
+        try:
+            return await super().start(connection)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            raise _StaleConnectionError from error
 
 
 class Upstreams:
@@ -118,19 +152,17 @@ class Upstreams:
         self.urls = urls
         self._targets: dict[tuple[int, str], URL] = {}  # parsed once
         self._live = live
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
-        self.session = self._session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_S), [trace])
-        self._anew = self._session(aiohttp.TCPConnector(limit=0, force_close=True), [])
+        self.session = self._session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_S))
+        self._anew = self._session(aiohttp.TCPConnector(limit=0, force_close=True))
 
-    def _session(self, connector: aiohttp.TCPConnector, traces: list[aiohttp.TraceConfig]) -> aiohttp.ClientSession:
+    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._live.connect_timeout_s),
             auto_decompress=False,
             read_bufsize=_BUFFER,
             cookie_jar=aiohttp.DummyCookieJar(),
-            trace_configs=traces,
+            response_class=_Response,
         )
 
     async def close(self) -> None:
@@ -186,15 +218,10 @@ class Upstreams:
 
     async def _post(self, url: URL, body: bytes, headers: CIMultiDict[str]) -> aiohttp.ClientResponse:
         """Send a request; once more if a server closed an idle connection at that moment, which is nobody's fault."""
-        way = _Way()
         try:
-            return await self.session.post(
-                url, data=_payload(body), headers=headers, allow_redirects=False, trace_request_ctx=way
-            )
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            if not way.reused:
-                raise
-        return await self._anew.post(url, data=_payload(body), headers=headers, allow_redirects=False)
+            return await self.session.post(url, data=_payload(body), headers=headers, allow_redirects=False)
+        except _StaleConnectionError:
+            return await self._anew.post(url, data=_payload(body), headers=headers, allow_redirects=False)
 
     async def get(self, instance: int, path: str, timeout_s: float) -> bytes | None:
         """Return what a server says at a path, None if it does not answer in time or with another status than 200."""
