@@ -69,6 +69,12 @@ def seen_and_gone(bench: Bench) -> None:
     assert bench.dispatcher.view.views[0].num_dispatched_since == 0
 
 
+def a_later_one_seen_and_gone(bench: Bench) -> None:
+    bench.show(30, 2)  # 1 is still on its way
+    bench.show(40)
+    assert bench.dispatcher.view.views[0].num_dispatched_since == 1
+
+
 def ended_since(bench: Bench) -> None:
     bench.show(30, 1, 2)
     bench.dispatcher.ended(1, 0, 35 * MS)  # the snapshot still has it
@@ -99,7 +105,16 @@ def other_options(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "happens", [seen_and_gone, ended_since, sent_since, sent_and_ended_since, never_shown, other_options]
+    "happens",
+    [
+        seen_and_gone,
+        a_later_one_seen_and_gone,
+        ended_since,
+        sent_since,
+        sent_and_ended_since,
+        never_shown,
+        other_options,
+    ],
 )
 def test_a_view_made_anew_at_any_file_estimates_the_same(tmp_path: Path, happens: Callable[[Bench], Any]) -> None:
     bench = Bench(tmp_path)

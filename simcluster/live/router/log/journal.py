@@ -169,9 +169,8 @@ class DecisionLog:
         self._flush()
         self._hand_over(self._files.finish)
         self._in_file = 0
-        assert self._dispatcher is not None  # it has begun
         for state in self._states:
-            for event in state.events(self._dispatcher):
+            for event in state.events():
                 self._told += 1
                 self._events.append(event)
 
