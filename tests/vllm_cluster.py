@@ -28,16 +28,17 @@ from simcluster.validate.simulate import Tuning, play
 from trace_files import write_file
 from vllm_servers import VOCABULARY, VllmServer, cpu_environment, engine_words, write_tokenizer
 
-__all__ = ["SIZES", "Routed", "TwoServers", "two_servers"]
+__all__ = ["LONGEST", "SIZES", "Routed", "TwoServers", "say", "two_servers"]
 
 SIZES = {"small": (4, "64M"), "large": (12, "256M")}  # layers; KV cache
 _MINUTES = 0.5  # of the plan that a card is recorded by
 _RUN_S = 900.0  # generous: other jobs may hold the cores
-_LONGEST = 96  # answer; none of the mix is longer
+LONGEST = 96  # answer; none of the mix is longer
 _ENGINE = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "enable_prefix_caching": False, "async_scheduling": False}
 
 
-def _command(*words: object) -> str:
+def say(*words: object) -> str:
+    """Give simcluster a command, which may wait for servers; return what it prints."""
     parts = [sys.executable, "-P", "-m", "simcluster", *map(str, words)]
     done = subprocess.run(parts, capture_output=True, text=True, check=False, timeout=_RUN_S)
     assert done.returncode == 0, done.stderr
@@ -82,7 +83,7 @@ class TwoServers:
             self.folder / "trace.parquet",
             arrival_s=[each.at_s for each in mix],
             prompt_tokens=[each.prompt for each in mix],
-            output_tokens=[_LONGEST] * len(mix),  # so that an expected answer is as long as its limit
+            output_tokens=[LONGEST] * len(mix),  # so that an expected answer is as long as its limit
         )
         instances = [
             {
@@ -161,7 +162,7 @@ def two_servers(folder: Path) -> Iterator[TwoServers]:
     for name, (layers, _) in SIZES.items():
         model = folder / f"{name}-model"
         shape = ("--layers", layers, "--hidden", 512, "--vocabulary", VOCABULARY)
-        _command("calibrate", "dummy-model", model, *shape)
+        say("calibrate", "dummy-model", model, *shape)
         write_tokenizer(model)
     with ExitStack() as stack:
         runs = []
@@ -180,7 +181,7 @@ def two_servers(folder: Path) -> Iterator[TwoServers]:
             stack.callback(server.remove)
             server.start()
         for name in SIZES:
-            _command("calibrate", "fit", folder / f"{name}-before", "--out", folder / f"{name}.json", "--json")
+            say("calibrate", "fit", folder / f"{name}-before", "--out", folder / f"{name}.json", "--json")
         for server in servers.values():
             server.wait()
         yield TwoServers(folder, servers, {name: load_card(folder / f"{name}.json") for name in SIZES})

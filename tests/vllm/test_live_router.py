@@ -33,7 +33,8 @@ from openai import OpenAI
 
 from live_scores import offline_errors, online_errors, shown, summarized
 from live_traffic import Ask, Got, draw_mix, open_client, send_all, write_client_times
-from vllm_cluster import Routed, TwoServers, two_servers
+from trace_files import write_file
+from vllm_cluster import LONGEST, Routed, TwoServers, say, two_servers
 
 REQUESTS = 200
 LOAD = 0.7  # of what the cards say that both servers can answer; with all that shares the cores, queues form
@@ -153,14 +154,48 @@ def test_vllms_benchmark_and_the_openai_client_work_through_the_router_as_they_a
     assert (content["completed"], content["failed"]) == (24, 0)
     assert json.loads(report) == {"requests": {"finished": 24 + 8}, "open": 0}
     # Its result is a real run that a card can be compared with.
-    command = [sys.executable, "-P", "-m", "simcluster", "validate", str(cluster.folder / "large.json"), str(result)]
     options = [word for each in ("max_num_seqs=8", "max_num_batched_tokens=256") for word in ("--engine", each)]
-    done = subprocess.run([*command, *options, "--json"], capture_output=True, text=True, check=False, timeout=RUN_S)
-    assert done.returncode == 0, done.stderr
-    compared = json.loads(done.stdout)
+    shown_text = say("validate", cluster.folder / "large.json", result, *options, "--json")
+    compared = json.loads(shown_text)
     assert (compared["requests"], compared["not_served"], compared["source"]) == (24, 0, "vllm bench")
     assert compared["ttft_s"]["count"] == compared["e2e_s"]["count"] == 24
-    sys.stdout.write(f"{done.stdout}\n")
+    sys.stdout.write(f"{shown_text}\n")
+
+
+# ---- side by side with a simulation --------------------------------------------------------------------------------
+
+
+def test_live_compare_gives_real_servers_the_lengths_of_a_trace(cluster: TwoServers, tmp_path: Path) -> None:
+    mix = draw_mix(40, 5, "compare", LOAD * cluster.capacity_rps())
+    trace, out = tmp_path / "compare.parquet", tmp_path / "out"
+    write_file(
+        trace,
+        request_id=[each.key for each in mix],
+        arrival_s=[each.at_s for each in mix],
+        prompt_tokens=[each.prompt for each in mix],
+        output_tokens=[each.output for each in mix],
+        max_tokens=[LONGEST] * len(mix),  # what policies know
+    )
+    words = ["live-compare", cluster.scenario(fresh_s=10.0, usable_s=60.0), "--trace", trace, "--out", out]
+    result = json.loads(say(*words, "-p", "sfs", "-p", "shortest_queue", "--json", "--quiet"))
+    assert (result["servers"], list(result["policies"])) == ("real servers", ["sfs", "shortest_queue"])
+    lengths = {each.key: (each.prompt, each.output) for each in mix}
+    for policy, found in result["policies"].items():
+        every = {"submitted": 40, "finished": 40, "rejected": 0, "failed": 0, "unfinished": 0}
+        assert found["requests"] == {"simulated": every, "live": every}
+        assert (found["compared"], found["late_steps_share"]) == (40, None)
+        assert 0 < found["identical_decisions"] <= 1
+        assert found["measuring"]["token_source"] == {"server": 40}
+        assert found["measuring"]["token_mismatches"] == 0
+        table = pl.read_parquet(out / "live" / policy / "requests.parquet")
+        rows = table.select("request_id", "prompt_tokens", "output_tokens").iter_rows()
+        assert {key: (prompt, output) for key, prompt, output in rows} == lengths
+        shown_of = {name: found["metrics"][name] for name in ("ttft_s_p50", "ttft_s_p99", "e2e_s_p50")}
+        sys.stdout.write(f"{policy}: {found['identical_decisions']:.1%} of decisions are the same; {shown_of}\n")
+    # What one server got is a run that its card can be compared with.
+    options = [word for each in ("max_num_seqs=8", "max_num_batched_tokens=256") for word in ("--engine", each)]
+    run = ("validate", cluster.folder / "small.json", out / "live" / "sfs", "--run", "small", *options, "--json")
+    assert json.loads(say(*run))["requests"] > 0
 
 
 # ---- servers that die ----------------------------------------------------------------------------------------------

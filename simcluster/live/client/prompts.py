@@ -8,7 +8,7 @@ from simcluster.world import World
 
 __all__ = ["prompt_ids"]
 
-_FIRST_ID, _NUM_IDS = 100, 1000  # ids that every tokenizer has, and none of which is special in the usual ones
+_FIRST_ID, _NUM_IDS = 100, 256  # ids that even small vocabularies have, and none of which is special in the usual ones
 
 
 def prompt_ids(world: World, index: int, length: int) -> list[int]:
