@@ -58,6 +58,14 @@ def with_mock(scenario: Scenario, path: Path, options: MockOptions) -> tuple[Sce
     return scenario.model_copy(update={"cluster": cluster}), arguments
 
 
+def _with_hop(scenario: Scenario, mock: dict[str, Any]) -> Scenario:
+    """Return a scenario whose requests are on their way to an engine as long as they were live, if that is known."""
+    hop_s = mock.get("median_hop_s")
+    if hop_s is None:
+        return scenario
+    return scenario.model_copy(update={"routing": scenario.routing.model_copy(update={"router_delay_s": hop_s})})
+
+
 def compare_live(
     setup: LiveSetup,
     out: Path | None = None,
@@ -97,7 +105,7 @@ def compare_live(
         finally:
             gc.unfreeze()
         live = record_live_run(scenario, world, ended, sides["live"])
-        simulated = run_policy(scenario, world, policy, folder=sides["simulated"])
+        simulated = run_policy(_with_hop(scenario, mock), world, policy, folder=sides["simulated"])
         result["policies"][policy] = side_by_side(simulated, live, mock)
         for side, run in (("live", live), ("simulated", simulated)):
             runs[side][policy] = run

@@ -4,7 +4,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from simcluster._native import monotonic_ns
 from simcluster.live.client.prompts import prompt_ids
+from simcluster.live.mock.hops import SENT, with_fields
 from simcluster.live.openai_api import ApiError, Asked
 from simcluster.request import Request
 from simcluster.world import World
@@ -61,8 +63,9 @@ class TraceRequests:
 class TraceAnswers:
     """Completes a request's body for the instance that was chosen, after the decision.
 
-    Mock servers look the answer's length up themselves; they get the client's limit, or what the context leaves. Real
-    ones are made to answer at the length that the trace has for their model, by max_tokens and ignore_eos.
+    Mock servers look the answer's length up themselves; they get the client's limit, or what the context leaves, and
+    when the request left, from which they tell how long it was on its way. Real ones are made to answer at the length
+    that the trace has for their model, by max_tokens and ignore_eos.
     """
 
     def __init__(self, world: World, requests: TraceRequests, *, mock: bool) -> None:
@@ -71,15 +74,14 @@ class TraceAnswers:
     def __call__(self, body: bytes, request: Request, instance: int) -> bytes:
         """Return the body for an instance."""
         world, index = self._world, self._requests.index_of[request.index]
-        content: dict[str, Any] = json.loads(body)
         prompt = int(request.prompt_tokens[instance])
-        if len(content["prompt"]) != prompt:  # its tokenizer counts otherwise
-            content["prompt"] = prompt_ids(world, index, prompt)
         room = world.instances[instance].engine.max_model_len - prompt
-        limit = request.max_tokens if request.max_tokens > 0 else room
-        if not self._mock:
-            true_length = int(world.truth.output_tokens[index, world.known.group_of_instance[instance]])
-            limit = min(limit, true_length)
-            content["ignore_eos"] = True
-        content["max_tokens"] = max(limit, 1)
-        return json.dumps(content, separators=(",", ":")).encode()
+        fields: dict[str, Any] = {"max_tokens": request.max_tokens if request.max_tokens > 0 else max(room, 1)}
+        if prompt != int(world.known.prompt_tokens[index, 0]):  # its tokenizer counts otherwise
+            fields["prompt"] = prompt_ids(world, index, prompt)
+        if self._mock:
+            # Put behind the others, since a long prompt takes a while to be read and written anew.
+            return with_fields(body, fields | {SENT: monotonic_ns()})
+        true_length = int(world.truth.output_tokens[index, world.known.group_of_instance[instance]])
+        fields |= {"max_tokens": max(min(fields["max_tokens"], true_length), 1), "ignore_eos": True}
+        return json.dumps(json.loads(body) | fields, separators=(",", ":")).encode()

@@ -8,6 +8,7 @@ from aiohttp import web
 
 import simcluster
 from simcluster.live.api_errors import answer_errors
+from simcluster.live.mock.hops import Hops
 from simcluster.live.mock.hosted_engine import HostedEngine, Stream
 from simcluster.live.mock.lengths import Lengths
 from simcluster.live.mock.metrics import MockMetrics
@@ -40,12 +41,14 @@ class MockServer:
         lengths: how long answers are.
         metrics: what `/metrics` shows.
         tokens: counts the tokens of prompts that come as text.
+        hops: how long requests are on their way.
     """
 
     hosted: HostedEngine
     lengths: Lengths
     metrics: MockMetrics
     tokens: Tokens
+    hops: Hops
 
     def app(self) -> web.Application:
         """Return the application."""
@@ -83,10 +86,12 @@ class MockServer:
         )
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        asked = parse_request(request.path, await request.read())
+        body = await request.read()
+        asked = parse_request(request.path, body)
         given = request.headers.get("X-Request-Id")
         name = given or uuid.uuid4().hex
         key, stream = self._submit(asked, given, name)
+        self.hops.note(body, stream.sent_ps)
         prefix = "chatcmpl" if asked.kind == "chat" else "cmpl"
         reply = Reply(asked.kind, f"{prefix}-{name}", asked.model, int(time.time()))
         try:
