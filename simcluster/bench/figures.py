@@ -8,15 +8,14 @@ from typing import Any
 
 from simcluster import _native
 from simcluster.bench import (
+    alone,
     decision_figures,
     engine_figures,
     instructions,
     live,
-    live_figures,
     predict_figures,
     router_figures,
     run_figures,
-    snapshot_figures,
 )
 from simcluster.bench.machine import machine_class, today
 from simcluster.bench.measure import Goal, Measured
@@ -157,13 +156,13 @@ FIGURES: dict[str, Benchmark] = {
         "decision over 100 instances of 3 models, each with 32 residents and a new snapshot in shared memory",
         "us",
         _at_most(50),
-        snapshot_figures.decision_from_shared_memory,
+        alone.published_decision,
     ),
     "decide-live": Benchmark(
         "the same by the live router: look at all shared memories, then policy sfs",
         "us",
         _at_most(50),
-        live_figures.live_decision,
+        alone.routers_decision,
     ),
     "router-cpu": Benchmark(
         "live router, a streamed answer of 50 events, unpaced", "CPU ms", _at_most(0.5), router_figures.router_cpu
