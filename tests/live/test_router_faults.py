@@ -310,7 +310,13 @@ def test_a_client_that_is_gone_when_its_whole_answer_is_to_be_closed_has_finishe
     rig(tmp_path, check, instances=1)
 
 
-def test_a_client_that_does_not_read_is_given_up_and_holds_nobody_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits", ["for more", "with the end"])
+def test_a_client_that_does_not_read_is_given_up_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    if waits == "with the end":  # the router has the whole answer, and the client has not
+        monkeypatch.setattr("simcluster.live.router.exchange._MOST_WAITING", 2**30)
+
     async def flood(_: Upstream, request: web.Request) -> web.StreamResponse:
         response = await begin(request)
         for _ in range(3000):

@@ -244,7 +244,9 @@ class Exchange:
     def stall(self) -> None:
         """Give the answer up, since whoever is to move has not for too long."""
         if self._task is not None:
-            self.stalled = "client" if self._writing else "upstream"
+            transport = self.http.transport
+            unread = self._writing or (transport is not None and transport.get_write_buffer_size() > 0)
+            self.stalled = "client" if unread else "upstream"
             self._task.cancel()
 
     def _described(self, headers: CIMultiDict[str]) -> CIMultiDict[str]:
