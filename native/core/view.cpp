@@ -76,7 +76,8 @@ void InstanceView::refresh(std::shared_ptr<const Snapshot> snapshot, std::uint64
   published_.words = nullptr;
   change_ = change;
   const bool async = config_.async_scheduling;
-  const bool same = (ready_ || told_) && same_state(*snapshot_, *snapshot, engine_.step_time(), async);
+  const bool same =
+      (ready_ || told_) && !ends_change_ && same_state(*snapshot_, *snapshot, engine_.step_time(), async);
   snapshot_ = std::move(snapshot);
   match_requests();
   has_ending_ = false;
@@ -131,6 +132,7 @@ void InstanceView::match_requests() {
   std::erase_if(unseen_, arrived);
   if (!sorted) std::sort(seen_.begin(), seen_.end(), by_id);
   was_shown_ = true;
+  ends_change_ = false;
   believed_until_ = believed_until(*snapshot_);
   ending_.fill({});
   // Plain pointers, since every estimate from a new snapshot begins here.
@@ -256,10 +258,10 @@ void InstanceView::record_dispatch(const Dispatch& dispatch) {
 void InstanceView::forget_dispatch(std::int64_t id) {
   look();
   const auto is_it = [id](const auto& known) { return known.id == id; };
-  std::erase_if(seen_, is_it);
+  ends_change_ = std::erase_if(seen_, is_it) != 0 || ends_change_;
   if (std::erase_if(unseen_, is_it) == 0 || !overlay_) return;
   ready_ = false;
-  tell();
+  forget_outlook();  // which may rest on it
 }
 
 // As the engine takes it: an explicit max_tokens is where a request without an EOS ends.

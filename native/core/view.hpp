@@ -164,6 +164,7 @@ class InstanceView {
   LeastTime least_;
   std::shared_ptr<const Snapshot> snapshot_;
   bool was_shown_ = false;
+  bool ends_change_ = false;          // with the next snapshot, even the same one: an own request was forgotten
   std::uint64_t change_ = kNotCounted;
   Picoseconds believed_until_ = -1;   // nothing that is seen up to here contradicts the snapshot
   SnapshotSource* source_ = nullptr;  // of a newer snapshot: not null until that is asked for

@@ -132,6 +132,8 @@ class World:
                 self.held = self.engine.snapshot()
             if self.held is not None:
                 self.view.refresh(self.held)
+        elif act == 3 and self.sent and draw.random() < 0.5:  # one that has ended, as far as the router knows
+            self.view.forget_dispatch(draw.randint(max(1, self.sent - 5), self.sent))
 
     def ask(self) -> tuple[int, ...]:
         """Estimate a request in four ways, and perhaps send it."""
