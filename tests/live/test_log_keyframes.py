@@ -42,7 +42,7 @@ class Bench:
     def send(self, number: int, now_ms: int) -> None:
         self.dispatcher.sent(self.decide(number, now_ms), 0, now_ms * MS)
 
-    def show(self, now_ms: int, *running: int) -> None:
+    def show(self, now_ms: int, *running: int, source: str = "shm") -> None:
         """Show what an engine that is known by ids alone says: these requests decode."""
         rows = [(k, PROMPT + k, 5, 3000, PROMPT + k + 4, 0, 0, 0, 5, 8, 0, 0, 0, 0, 1, 0) for k in running]
         shot = _native.Snapshot.from_state(
@@ -59,8 +59,8 @@ class Bench:
             requests=rows,
             in_flight=[],
         )
-        self.dispatcher.sight.show(0, "shm", shot)
-        self.log.shown(0, "shm", shot)
+        self.dispatcher.sight.show(0, source, shot)
+        self.log.shown(0, source, shot)
 
 
 def seen_and_gone(bench: Bench) -> None:
@@ -73,6 +73,19 @@ def a_later_one_seen_and_gone(bench: Bench) -> None:
     bench.show(30, 2)  # 1 is still on its way
     bench.show(40)
     assert bench.dispatcher.view.views[0].num_dispatched_since == 1
+
+
+def another_source(bench: Bench) -> None:
+    bench.show(30, 1, 2)
+    bench.show(40, 2, source="streams")  # which may not know of 1 yet
+    assert bench.dispatcher.view.views[0].num_dispatched_since == 1
+
+
+def came_and_went(bench: Bench) -> None:
+    bench.show(30)
+    bench.decide(6, 31)  # an estimate behind both, which are on their way
+    bench.dispatcher.ended(1, 0, 35 * MS)
+    bench.dispatcher.ended(2, 0, 36 * MS)
 
 
 def ended_since(bench: Bench) -> None:
@@ -109,6 +122,8 @@ def other_options(bench: Bench) -> None:
     [
         seen_and_gone,
         a_later_one_seen_and_gone,
+        another_source,
+        came_and_went,
         ended_since,
         sent_since,
         sent_and_ended_since,

@@ -36,6 +36,8 @@ class InstanceState:
 
     def shown(self, source: str, snapshot: _native.Snapshot) -> None:
         """Note a snapshot."""
+        if source != self.source:
+            self.unseen = set(self.open)  # which the view is told of again
         self.source, self.snapshot = source, snapshot
         if self.unseen:
             self.unseen.difference_update(snapshot.request_ids)
