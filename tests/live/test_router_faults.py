@@ -340,6 +340,34 @@ def test_a_client_that_does_not_read_is_given_up_and_holds_nobody_up(
     rig(tmp_path, check, live={"stall_timeout_s": 0.3})
 
 
+def test_a_client_that_leaves_before_it_has_read_the_end_has_not_got_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simcluster.live.router.exchange._MOST_WAITING", 2**30)  # the router takes it all
+
+    async def flood(_: Upstream, request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        for _ in range(3000):
+            await response.write(b"data: " + b"x" * 10_000 + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def check(rig: Rig) -> None:
+        rig.upstreams[0].behave = flood
+        host, port = rig.url.removeprefix("http://").split(":")
+        plain = socket.create_connection((host, int(port)))
+        body = b'{"model": "a", "prompt": "x", "stream": true}'
+        plain.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        while rig.upstreams[0].requests == 0 or rig.upstreams[0].open:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)  # so that the router has the rest, too
+        plain.close()
+        await rig.quiet()
+        assert [(each.status, each.reason) for each in rig.outcomes] == [("cancelled", "client_left")]
+
+    rig(tmp_path, check, instances=1)
+
+
 def test_a_body_that_does_not_come_is_given_up(tmp_path: Path) -> None:
     async def check(rig: Rig) -> None:
         host, port = rig.url.removeprefix("http://").split(":")

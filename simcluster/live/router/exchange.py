@@ -205,8 +205,8 @@ class Exchange:
             note(piece)
             return transport.get_write_buffer_size() <= _MOST_WAITING
 
+        note(answer.first)  # before a client that does not read may hold it up
         await response.write(answer.first)  # together with the head
-        note(answer.first)
         while not await answer.flow(take):
             if transport.is_closing():
                 raise ConnectionResetError
@@ -214,6 +214,7 @@ class Exchange:
             await writer.drain()
             self._writing = False
             self.touched_s = core.loop.time()
+        self._writing = transport.get_write_buffer_size() > 0  # the client has not read all
 
     def _judge(self, answer: Answer, meter: Meter) -> None:
         outcome = self.outcome
