@@ -132,9 +132,9 @@ def _print(result: dict[str, Any]) -> None:
         parts = [f"{number(share, 2, 100)} % of {found['compared']:,} decisions are identical"]
         if late is not None:
             parts.append(f"{late:.3%} of the mock servers' steps were told of over 1 % of the median TTFT late")
-        if found["hop_s"] is not None:
-            hop = number(found["hop_s"], 3, 1e3)
-            parts.append(f"simulated requests take {hop} ms to an engine, the median of the live ones")
+        missed = found["late_requests_share"]
+        if missed is not None:
+            parts.append(f"{missed:.3%} of the requests reached a mock server's engine later than in simulation")
         for name, sides in found["estimators"].items():
             both = ", ".join(f"{number(sides[side], 2, 1e3)} ms {side}" for side in ("simulated", "live"))
             parts.append(f"mean |predicted - observed| TTFT of {name}: {both}")

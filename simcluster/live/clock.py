@@ -5,7 +5,7 @@ import math
 
 from simcluster import _native
 from simcluster.live.alarm import Alarm
-from simcluster.units import PS_PER_S, ns_from_seconds
+from simcluster.units import PS_PER_NS, PS_PER_S, ns_from_seconds
 
 __all__ = ["LiveClock"]
 
@@ -37,6 +37,10 @@ class LiveClock:
     def now_ps(self) -> int:
         """Return this instant [ps]."""
         return int((self._loop.time() - self._start_s) * self.speed * PS_PER_S)
+
+    def ps_of_ns(self, at_ns: int) -> int:
+        """Return an instant of the event loop's clock [ns] as one of this clock [ps]."""
+        return round((at_ns - self.origin_ns) * PS_PER_NS * self.speed)
 
     def loop_time(self, at_ps: int) -> float:
         """Return when the event loop's clock [s] shows an instant [ps]; infinity for never."""

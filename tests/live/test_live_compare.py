@@ -13,10 +13,9 @@ import polars as pl
 import pytest
 
 from command_line import run_command
-from simcluster._native import monotonic_ns
 from simcluster.live.compare.lookup import TraceAnswers, TraceRequests
 from simcluster.live.compare.mock_process import MockServersError, mock_process
-from simcluster.live.mock.hops import SENT
+from simcluster.live.mock.transit import REACH
 from simcluster.live.openai_api import ApiError, parse_request
 from simcluster.request import Request
 from simcluster.world import World
@@ -60,7 +59,8 @@ def test_a_policy_that_does_not_look_decides_the_same_live_and_in_simulation(tmp
     assert found["measuring"]["token_mismatches"] == 0
     assert found["mock"]["steps"] > 0
     routing = json.loads((out / "simulated" / "round_robin" / "manifest.json").read_text())["scenario"]["routing"]
-    assert 0 < routing["router_delay_s"] == found["hop_s"], "simulated requests travel as long as live ones"
+    assert routing["router_delay_s"] == 0.05, "10 ms of wall-clock time, as live"
+    assert 0 <= found["late_requests_share"] < 1
     assert 0 <= found["late_steps_share"] <= 1
     tables = {side: pl.read_parquet(out / side / "round_robin" / "requests.parquet") for side in ("live", "simulated")}
     lengths = [table.sort("request_id").select("request_id", "output_tokens", "reason") for table in tables.values()]
@@ -151,7 +151,7 @@ def test_servers_at_the_scenarios_addresses_answer_at_the_traces_lengths(tmp_pat
     result = asyncio.run(main())
     found = result["policies"]["round_robin"]
     assert (result["servers"], found["mock"], found["late_steps_share"]) == ("real servers", None, None)
-    assert found["hop_s"] is None
+    assert found["late_requests_share"] is None
     assert found["requests"]["live"]["finished"] == N
     assert found["identical_decisions"] == 1.0
     assert found["measuring"]["token_mismatches"] == 0
@@ -231,9 +231,10 @@ def test_mock_servers_get_the_clients_limit_and_real_ones_the_true_length(tmp_pa
         requests, request = looked_up(world, request_id)
         prompt = list(range(int(request.prompt_tokens[0])))
         body = json.dumps({"model": "M", "prompt": prompt}).encode()
-        before = monotonic_ns()
-        mocks = json.loads(TraceAnswers(world, requests, mock=True)(body, request, 0))
-        assert before <= mocks.pop(SENT) <= monotonic_ns()
-        assert mocks == {"model": "M", "prompt": prompt, "max_tokens": limit}
+        answers = TraceAnswers(world, requests, mock=True)
+        mocks = {"model": "M", "prompt": prompt, "max_tokens": limit}
+        assert json.loads(answers(body, request, 0)) == mocks
+        answers.reach_ns[requests.index_of[request.index]] = 123
+        assert json.loads(answers(body, request, 0)) == mocks | {REACH: 123}
         real = json.loads(TraceAnswers(world, requests, mock=False)(body, request, 1))
         assert (real["max_tokens"], real["ignore_eos"]) == (true_length, True)

@@ -21,6 +21,8 @@ from simcluster.scenario import Scenario
 
 __all__ = ["MockOptions", "Sight", "compare_live", "with_mock"]
 
+_WAY_S = 0.01  # from the instant at which a request is due to its engine, at least [s of wall-clock time]
+
 Sight = Literal["shm", "metrics", "none"]
 
 
@@ -42,11 +44,16 @@ class MockOptions:
 def with_mock(scenario: Scenario, path: Path, options: MockOptions) -> tuple[Scenario, list[str]]:
     """Return a scenario in front of mock servers, and the arguments of `simcluster mock` for these.
 
+    Requests take 10 ms of wall-clock time at least from the router to an engine, in simulation as live: that is longer
+    than what HTTP takes, which thus makes no difference.
+
     Args:
         scenario: with its seed.
         path: where it was read.
         options: how they are run.
     """
+    delay_s = max(scenario.routing.router_delay_s, _WAY_S * options.speed)
+    scenario = scenario.model_copy(update={"routing": scenario.routing.model_copy(update={"router_delay_s": delay_s})})
     arguments = [str(path), "--speed", str(options.speed), "--seed", str(scenario.seed)]
     if options.trace is not None:
         arguments += ["--trace", str(options.trace.absolute())]
@@ -56,14 +63,6 @@ def with_mock(scenario: Scenario, path: Path, options: MockOptions) -> tuple[Sce
     instances = [each.model_copy(update={"snapshot": options.sight}) for each in scenario.cluster.instances]
     cluster = scenario.cluster.model_copy(update={"instances": instances})
     return scenario.model_copy(update={"cluster": cluster}), arguments
-
-
-def _with_hop(scenario: Scenario, mock: dict[str, Any]) -> Scenario:
-    """Return a scenario whose requests are on their way to an engine as long as they were live, if that is known."""
-    hop_s = mock.get("median_hop_s")
-    if hop_s is None:
-        return scenario
-    return scenario.model_copy(update={"routing": scenario.routing.model_copy(update={"router_delay_s": hop_s})})
 
 
 def compare_live(
@@ -105,7 +104,7 @@ def compare_live(
         finally:
             gc.unfreeze()
         live = record_live_run(scenario, world, ended, sides["live"])
-        simulated = run_policy(_with_hop(scenario, mock), world, policy, folder=sides["simulated"])
+        simulated = run_policy(scenario, world, policy, folder=sides["simulated"])
         result["policies"][policy] = side_by_side(simulated, live, mock)
         for side, run in (("live", live), ("simulated", simulated)):
             runs[side][policy] = run

@@ -21,7 +21,7 @@ from simcluster.live.router.core import AUTO, RouterSetup
 from simcluster.live.router.dispatcher import LiveDecision
 from simcluster.live.router.server import RouterServer
 from simcluster.scenario import Scenario
-from simcluster.units import PS_PER_S, ps_from_seconds
+from simcluster.units import PS_PER_S, ns_from_seconds, ps_from_seconds
 from simcluster.world import World
 
 __all__ = ["LiveSetup", "replay_clock", "run_live"]
@@ -105,6 +105,8 @@ def replay_clock(world: World, speed: float) -> LiveClock:
 async def _drive(setup: LiveSetup, policy: str, urls: list[str], on_end: Callable[[Outcome], None]) -> LiveRun:
     world = setup.world
     requests = TraceRequests(world)
+    answers = TraceAnswers(world, requests, mock=setup.is_mock)
+    way_ps = ps_from_seconds(setup.scenario.routing.router_delay_s)
     made: list[LiveDecision] = []
     router = RouterServer(
         RouterSetup(
@@ -114,7 +116,7 @@ async def _drive(setup: LiveSetup, policy: str, urls: list[str], on_end: Callabl
             policy=policy,
             speed=setup.speed,
             requests=requests,
-            rewrite=TraceAnswers(world, requests, mock=setup.is_mock),
+            rewrite=answers,
             on_decision=made.append,
             urls=urls,
         )
@@ -124,7 +126,13 @@ async def _drive(setup: LiveSetup, policy: str, urls: list[str], on_end: Callabl
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             clock = replay_clock(world, setup.speed)
             sender = Sender(world, clock, session, url, AUTO, timeout_s=600.0 * max(1.0, 1.0 / setup.speed))
-            driver = Driver(world, clock, sender.send, on_end, sender.prepare)
+
+            async def send(index: int, due_ps: int) -> Outcome:
+                if setup.is_mock:
+                    answers.reach_ns[index] = ns_from_seconds(clock.loop_time(due_ps + way_ps))
+                return await sender.send(index, due_ps)
+
+            driver = Driver(world, clock, send, on_end, sender.prepare)
             names = [spec.name for spec in world.instances]
             interval_s = setup.scenario.output.sample_interval_s
             sampler = Sampler(names, router.core.upstreams.get, clock, interval_s)

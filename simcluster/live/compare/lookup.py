@@ -4,9 +4,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from simcluster._native import monotonic_ns
 from simcluster.live.client.prompts import prompt_ids
-from simcluster.live.mock.hops import SENT, with_fields
+from simcluster.live.mock.transit import REACH, with_fields
 from simcluster.live.openai_api import ApiError, Asked
 from simcluster.request import Request
 from simcluster.world import World
@@ -64,12 +63,16 @@ class TraceAnswers:
     """Completes a request's body for the instance that was chosen, after the decision.
 
     Mock servers look the answer's length up themselves; they get the client's limit, or what the context leaves, and
-    when the request left, from which they tell how long it was on its way. Real ones are made to answer at the length
-    that the trace has for their model, by max_tokens and ignore_eos.
+    when the request is to reach their engine. Real ones are made to answer at the length that the trace has for their
+    model, by max_tokens and ignore_eos.
+
+    Attributes:
+        reach_ns: when requests are to reach an engine by CLOCK_MONOTONIC [ns], by number; what is not there, at once.
     """
 
     def __init__(self, world: World, requests: TraceRequests, *, mock: bool) -> None:
         self._world, self._requests, self._mock = world, requests, mock
+        self.reach_ns: dict[int, int] = {}
 
     def __call__(self, body: bytes, request: Request, instance: int) -> bytes:
         """Return the body for an instance."""
@@ -81,7 +84,9 @@ class TraceAnswers:
             fields["prompt"] = prompt_ids(world, index, prompt)
         if self._mock:
             # Put behind the others, since a long prompt takes a while to be read and written anew.
-            return with_fields(body, fields | {SENT: monotonic_ns()})
+            if index in self.reach_ns:
+                fields[REACH] = self.reach_ns[index]
+            return with_fields(body, fields)
         true_length = int(world.truth.output_tokens[index, world.known.group_of_instance[instance]])
         fields |= {"max_tokens": max(min(fields["max_tokens"], true_length), 1), "ignore_eos": True}
         return json.dumps(json.loads(body) | fields, separators=(",", ":")).encode()

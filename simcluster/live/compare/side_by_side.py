@@ -28,7 +28,7 @@ def side_by_side(simulated: PolicyRun, live: PolicyRun, mock: dict[str, Any]) ->
           `compared`, how many these are;
         * `estimators`: by name and side, mean absolute error of the predicted TTFT [s] at the chosen instance;
         * `late_steps_share`: of the mock servers' steps; None with real servers;
-        * `hop_s`: the median way from a decision to a mock server's engine, which simulation is given, too; likewise;
+        * `late_requests_share`: of the requests to mock servers, which reached an engine later than in simulation;
         * `measuring`: what the client says about its measuring.
     """
     ours, theirs = simulated.summary, live.summary
@@ -44,7 +44,7 @@ def side_by_side(simulated: PolicyRun, live: PolicyRun, mock: dict[str, Any]) ->
         **_decisions(simulated, live),
         "estimators": _estimators(simulated, live),
         "late_steps_share": mock.get("late_steps_share"),
-        "hop_s": mock.get("median_hop_s"),
+        "late_requests_share": mock.get("late_requests_share"),
         "mock": mock or None,
         "measuring": theirs["measuring"],
     }

@@ -118,8 +118,9 @@ class HostedEngine:
         ends_by_length: bool,
         priority: int = 0,
         prompt: Sequence[tuple[int, int]] = (),
+        reach_ps: int = 0,
     ) -> tuple[int, Stream] | None:
-        """Send a request to the engine, now.
+        """Send a request to the engine.
 
         Args:
             request_id: the client's; snapshots have its `request_key`, as those of vLLM do.
@@ -129,6 +130,7 @@ class HostedEngine:
             ends_by_length: it ends by its limit alone.
             priority: smaller is served earlier.
             prompt: runs of token ids (first, count); empty: it shares nothing with others.
+            reach_ps: when it is there [ps], before the front end; now if that has passed.
 
         Returns:
             A key for `cancel`, and the stream; None if the engine rejects it.
@@ -136,7 +138,7 @@ class HostedEngine:
         now = max(self._clock.now_ps(), self.engine.now)
         self._turn(now)  # what has ended by now is told before, so that time only goes forward
         key = self._free_key(request_id)
-        at = self.spec.engine_arrival_ps(now, prompt_tokens)
+        at = self.spec.engine_arrival_ps(max(now, reach_ps), prompt_tokens)
         if not self.engine.submit(
             key, prompt_tokens, output_tokens, at, max_tokens, ends_by_length, priority, now, prompt
         ):

@@ -15,12 +15,12 @@ from simcluster import _native
 from simcluster.errors import ConfigError
 from simcluster.instance import InstanceSpec
 from simcluster.live.clock import LiveClock
-from simcluster.live.mock.hops import Hops
 from simcluster.live.mock.hosted_engine import HostedEngine, Stream
 from simcluster.live.mock.lengths import Lengths
 from simcluster.live.mock.metrics import MockMetrics
 from simcluster.live.mock.server import MockServer
 from simcluster.live.mock.tally import Tally
+from simcluster.live.mock.transit import Transit
 from simcluster.predict.tokens import Tokens
 from simcluster.units import PS_PER_S
 from simcluster.world import World
@@ -54,7 +54,7 @@ class MockCluster:
     ended: dict[str, int] = field(default_factory=dict)
     hosts: list[HostedEngine] = field(default_factory=list)
     _ttft_s: Tally = field(default_factory=Tally)
-    _hops: Hops | None = None
+    _transit: Transit | None = None
     _exit: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def start(self, host: str, port: int | Sequence[int]) -> None:
@@ -68,21 +68,21 @@ class MockCluster:
             ConfigError: a port or a shared memory is taken.
         """
         clock = LiveClock(self.speed)
-        self._hops = Hops(clock)
+        self._transit = Transit(clock)
         ports = [port and port + number for number in range(len(self._specs))] if isinstance(port, int) else port
         channels = self.channels or ("",) * len(self._specs)
         try:
             for spec, wanted, channel in zip(self._specs, ports, channels, strict=True):
                 publish = self._publisher(spec, channel, clock)
-                await self._open(spec, self._hops, publish, host, wanted)
+                await self._open(spec, self._transit, publish, host, wanted)
         except ConfigError:
             await self.stop()
             raise
 
-    async def _open(self, spec: InstanceSpec, hops: Hops, publish: Publish, host: str, port: int) -> None:
+    async def _open(self, spec: InstanceSpec, transit: Transit, publish: Publish, host: str, port: int) -> None:
         """Host one instance and let it listen."""
-        hosted = HostedEngine(spec, self.world.true_models[spec.index], hops.clock, self._note_end, publish)
-        server = MockServer(hosted, Lengths(self.world, spec.index), MockMetrics(hosted), self.tokens, hops)
+        hosted = HostedEngine(spec, self.world.true_models[spec.index], transit.clock, self._note_end, publish)
+        server = MockServer(hosted, Lengths(self.world, spec.index), MockMetrics(hosted), self.tokens, transit)
         hosted.on_end.append(server.metrics.ended)
         publish(hosted.engine)
         self._exit.callback(hosted.close)
@@ -127,8 +127,8 @@ class MockCluster:
         """Return what happened: ends, steps, and how many of these were told of late.
 
         A step is late if it was told of over 1 % of the median TTFT after its end; then clients saw a time that the
-        engine did not have, and the speed was too high for this machine. `median_hop_s` is how long requests were on
-        their way, where the router says when they left [s of the engines' time].
+        engine did not have, and the speed was too high for this machine. `late_requests_share` is that of the
+        requests that came after the instant at which their sender wanted them to reach the engine; None if none did.
         """
         ttft_s = self._ttft_s.median()
         late = [each for each in self.hosts if each.num_steps]
@@ -143,7 +143,7 @@ class MockCluster:
             "steps": sum(each.num_steps for each in self.hosts),
             "median_ttft_s": ttft_s,
             "late_steps_share": share,
-            "median_hop_s": None if self._hops is None else self._hops.median_s(),
+            "late_requests_share": None if self._transit is None else self._transit.late_share,
         }
 
 

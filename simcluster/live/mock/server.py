@@ -8,10 +8,10 @@ from aiohttp import web
 
 import simcluster
 from simcluster.live.api_errors import answer_errors
-from simcluster.live.mock.hops import Hops
 from simcluster.live.mock.hosted_engine import HostedEngine, Stream
 from simcluster.live.mock.lengths import Lengths
 from simcluster.live.mock.metrics import MockMetrics
+from simcluster.live.mock.transit import Transit
 from simcluster.live.openai_api import (
     CHAT,
     COMPLETIONS,
@@ -41,14 +41,14 @@ class MockServer:
         lengths: how long answers are.
         metrics: what `/metrics` shows.
         tokens: counts the tokens of prompts that come as text.
-        hops: how long requests are on their way.
+        transit: says when requests reach the engine.
     """
 
     hosted: HostedEngine
     lengths: Lengths
     metrics: MockMetrics
     tokens: Tokens
-    hops: Hops
+    transit: Transit
 
     def app(self) -> web.Application:
         """Return the application."""
@@ -90,8 +90,7 @@ class MockServer:
         asked = parse_request(request.path, body)
         given = request.headers.get("X-Request-Id")
         name = given or uuid.uuid4().hex
-        key, stream = self._submit(asked, given, name)
-        self.hops.note(body, stream.sent_ps)
+        key, stream = self._submit(asked, given, name, self.transit.reach_ps(body))
         prefix = "chatcmpl" if asked.kind == "chat" else "cmpl"
         reply = Reply(asked.kind, f"{prefix}-{name}", asked.model, int(time.time()))
         try:
@@ -101,7 +100,7 @@ class MockServer:
         finally:
             self.hosted.cancel(key)  # the client has left; nothing to do if the request has ended
 
-    def _submit(self, asked: Asked, given: str | None, name: str) -> tuple[int, Stream]:
+    def _submit(self, asked: Asked, given: str | None, name: str, reach_ps: int) -> tuple[int, Stream]:
         spec = self.hosted.spec
         if asked.model not in (spec.model, spec.name):
             raise ApiError(404, f"The model `{asked.model}` does not exist; must be {spec.model}", "model")
@@ -124,6 +123,7 @@ class MockServer:
             ends_by_length=answer.ends_by_length,
             priority=asked.priority,
             prompt=self.lengths.prompt_runs(given, prompt),
+            reach_ps=reach_ps,
         )
         if sent is None:
             raise ApiError(400, f"the request does not fit: {prompt} prompt tokens, context of {limit}", "prompt")
