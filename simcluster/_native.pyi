@@ -848,12 +848,25 @@ class SnapshotReader:
     def config(self) -> SchedulerConfig:
         """Options of the instance. Raises RuntimeError before a writer was met."""
 
-def refresh_views(readers: list[SnapshotReader], views: list[InstanceView], now_ns: int | None = None, ages: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')] | None = None, states: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')] | None = None) -> None:
+class SnapshotReaders:
     """
-    SnapshotReader.refresh for every view (j,).
+    The readers of views (j,), for reading all of them in one call.
 
-    ages (j,): becomes how long ago each snapshot was published [ns], -1 if there is none; states (j,): the value of each writer's SourceState. Raises ValueError for another number of views, ages or states.
+    Raises ValueError for another number of views than of readers.
     """
+
+    def __init__(self, readers: list[SnapshotReader], views: list[InstanceView]) -> None: ...
+
+    def refresh(self, now_ns: int, fresh_ns: int) -> list[int]:
+        """
+        SnapshotReader.refresh for every view; the numbers of those whose snapshot was published over `fresh_ns` ago.
+
+        An idle engine is none of them while its writer lives: it has nothing to tell.
+        """
+
+    @property
+    def num_writers(self) -> int:
+        """How many writers were met, by all readers together."""
 
 class SchedulerWatch:
     """

@@ -1,14 +1,15 @@
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <tuple>
+#include <vector>
 
 #include "bindings.hpp"
 #include "snapshot_channel.hpp"
@@ -19,7 +20,6 @@ using namespace simcluster;
 
 namespace {
 
-using Numbers = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using MaybeNs = std::optional<std::int64_t>;
 std::int64_t or_now(const MaybeNs& now_ns) { return now_ns ? *now_ns : monotonic_ns(); }
 
@@ -94,28 +94,56 @@ void bind_reader(nb::module_& m) {
                    "Process of the writer, as its own namespace numbers it; 0: none met yet.")
       .def_prop_ro("config", &SnapshotReader::config,
                    "Options of the instance. Raises RuntimeError before a writer was met.");
-  m.def(
-      "refresh_views",
-      [](const nb::typed<nb::list, SnapshotReader>& readers, const nb::typed<nb::list, InstanceView>& views,
-         const MaybeNs& now_ns, const std::optional<Numbers>& ages, const std::optional<Numbers>& states) {
-        const std::size_t count = readers.size();
-        if (count != views.size()) throw std::invalid_argument("one reader per view is needed");
-        if ((ages && ages->size() != count) || (states && states->size() != count)) {
-          throw std::invalid_argument("ages and states need one number per reader");
-        }
-        const std::int64_t now = or_now(now_ns);
-        for (std::size_t j = 0; j < count; ++j) {
-          SnapshotReader& reader = *nb::cast<SnapshotReader*>(readers[j]);
-          reader.refresh(*nb::cast<InstanceView*>(views[j]), now);
-          if (ages) ages->data()[j] = reader.has_snapshot() ? reader.age_ns() : -1;
-          if (states) states->data()[j] = static_cast<std::int64_t>(reader.state());
-        }
-      },
-      nb::arg("readers"), nb::arg("views"), nb::arg("now_ns").none() = nb::none(), nb::arg("ages").none() = nb::none(),
-      nb::arg("states").none() = nb::none(),
-      "SnapshotReader.refresh for every view (j,).\n\n"
-      "ages (j,): becomes how long ago each snapshot was published [ns], -1 if there is none; states (j,): the value of "
-      "each writer's SourceState. Raises ValueError for another number of views, ages or states.");
+}
+
+// The readers of a router's views, taken out of Python's lists once.
+class SnapshotReaders {
+ public:
+  SnapshotReaders(const nb::typed<nb::list, SnapshotReader>& readers, const nb::typed<nb::list, InstanceView>& views) {
+    if (readers.size() != views.size()) throw std::invalid_argument("one reader per view is needed");
+    const auto add = [this]<typename Part>(nb::handle object, std::vector<Part*>& parts) {
+      parts.push_back(nb::cast<Part*>(object));
+      kept_.push_back(nb::borrow(object));
+    };
+    for (nb::handle each : readers) add(each, readers_);
+    for (nb::handle each : views) add(each, views_);
+  }
+
+  // Returns who is late, by number.
+  std::vector<std::size_t> refresh(std::int64_t now_ns, std::int64_t fresh_ns) {
+    std::vector<std::size_t> late;
+    for (std::size_t j = 0; j < readers_.size(); ++j) {
+      SnapshotReader& reader = *readers_[j];
+      reader.refresh(*views_[j], now_ns);
+      if (reader.has_snapshot() && reader.age_ns() <= fresh_ns) continue;
+      if (reader.state() != SourceState::live || !views_[j]->shows_idle()) late.push_back(j);
+    }
+    return late;
+  }
+
+  std::uint64_t num_writers() const {
+    std::uint64_t sum = 0;
+    for (const SnapshotReader* reader : readers_) sum += reader->channel().generation();
+    return sum;
+  }
+
+ private:
+  std::vector<SnapshotReader*> readers_;
+  std::vector<InstanceView*> views_;
+  std::vector<nb::object> kept_;
+};
+
+void bind_readers(nb::module_& m) {
+  nb::class_<SnapshotReaders>(m, "SnapshotReaders",
+                              "The readers of views (j,), for reading all of them in one call.\n\n"
+                              "Raises ValueError for another number of views than of readers.")
+      .def(nb::init<const nb::typed<nb::list, SnapshotReader>&, const nb::typed<nb::list, InstanceView>&>(),
+           nb::arg("readers"), nb::arg("views"))
+      .def("refresh", &SnapshotReaders::refresh, nb::arg("now_ns"), nb::arg("fresh_ns"),
+           "SnapshotReader.refresh for every view; the numbers of those whose snapshot was published over `fresh_ns` "
+           "ago.\n\n"
+           "An idle engine is none of them while its writer lives: it has nothing to tell.")
+      .def_prop_ro("num_writers", &SnapshotReaders::num_writers, "How many writers were met, by all readers together.");
 }
 
 }  // namespace
@@ -129,4 +157,5 @@ void bind_channel(nb::module_& m) {
       .value("dead", SourceState::dead, "It is gone without a word.");
   bind_writer(m);
   bind_reader(m);
+  bind_readers(m);
 }

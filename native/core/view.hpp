@@ -84,6 +84,8 @@ class InstanceView {
     look();
     return static_cast<std::int64_t>(unseen_.size());
   }
+  // Nobody is in the snapshot.
+  bool shows_idle() { return snapshot().requests.empty() && snapshot().left_out.num_resident() == 0; }
   const Snapshot& snapshot() {
     look();
     return *snapshot_;

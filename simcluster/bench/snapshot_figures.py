@@ -45,7 +45,7 @@ class PublishedCluster:
 
     engines: list[_native.Engine]
     writers: list[_native.SnapshotWriter]
-    readers: list[_native.SnapshotReader]
+    readers: _native.SnapshotReaders
     views: list[_native.InstanceView]
     fleet: _native.Fleet
     epoch_ns: int
@@ -66,7 +66,7 @@ class PublishedCluster:
 
     def copy(self) -> None:
         """Show the views what is published."""
-        _native.refresh_views(self.readers, self.views, self.epoch_ns + self.now_ns)
+        self.readers.refresh(self.clock_ns(), 0)
 
     def decide(self) -> int:
         """Decide by eq. 3 about a prompt of 512 tokens that comes now; the instance chosen."""
@@ -107,7 +107,7 @@ def published_cluster(instances: int, residents: int) -> Iterator[PublishedClust
         yield PublishedCluster(
             engines,
             writers,
-            [_native.SnapshotReader(name, epoch_ns) for name in names],
+            _native.SnapshotReaders([_native.SnapshotReader(name, epoch_ns) for name in names], views),
             views,
             _native.Fleet(views, [j % len(_UTILITIES) for j in range(instances)]),
             epoch_ns,

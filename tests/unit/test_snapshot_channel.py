@@ -1,5 +1,6 @@
 """Snapshots through shared memory from Python: what a router reads, and what it learns of the writer."""
 
+import gc
 import itertools
 import os
 import signal
@@ -7,7 +8,6 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 
 from engine_helpers import MS, Ask, config, start, u_step
@@ -178,30 +178,41 @@ def test_many_views_are_refreshed_in_one_call() -> None:
     views = [_native.InstanceView(config(), u_step(), 10, True) for _ in names]
     for writer in writers[:4]:
         writer.publish(engine)
-    _native.refresh_views(readers, views)
+    together = _native.SnapshotReaders(readers, views)
+    together.refresh(_native.monotonic_ns(), 10**12)
     assert [view.num_running for view in views] == [4, 4, 4, 4, 0]
     assert readers[4].state == SourceState.live  # it has said nothing yet
+    assert together.num_writers == 5
     with pytest.raises(ValueError, match="one reader per view"):
-        _native.refresh_views(readers, views[1:])
+        _native.SnapshotReaders(readers, views[1:])
 
 
-def test_ages_and_states_come_with_the_refreshing_of_many_views() -> None:
-    engine = start(config(), Ask(at=0, prompt=20, output=30))
-    names = [fresh_name() for _ in range(4)]
-    writers = [_native.SnapshotWriter(name, 8, config()) for name in names[:3]]  # the last has none yet
-    for number, writer in enumerate(writers[:2]):
-        writer.publish(engine, now_ns=100 + number)
+def test_refreshing_many_views_tells_which_are_late() -> None:
+    busy, idle = start(config(), Ask(at=0, prompt=20, output=30)), start(config())
+    busy.advance_to(MS)
+    names = [fresh_name() for _ in range(5)]
+    writers = [_native.SnapshotWriter(name, 8, config()) for name in names[:4]]  # the last has none yet
+    for writer, engine, at_ns in zip(writers, (busy, busy, idle), (100, 950, 100), strict=False):
+        writer.publish(engine, now_ns=at_ns)
     readers = [_native.SnapshotReader(name) for name in names]
     views = [_native.InstanceView(config(), u_step(), 10, True) for _ in names]
-    ages, states = np.full(4, 77), np.full(4, 77)
-    _native.refresh_views(readers, views, 1000, ages, states)
-    live, missing = SourceState.live.value, SourceState.missing.value
-    assert ages.tolist() == [900, 899, -1, -1]
-    assert states.tolist() == [live, live, live, missing]
-    writers[0].close()
-    _native.refresh_views(readers, views, 3000, states=states)
-    assert states.tolist() == [SourceState.closed.value, live, live, missing]
-    assert ages.tolist() == [900, 899, -1, -1]
-    for short in ({"ages": ages[1:]}, {"states": states[1:]}):
-        with pytest.raises(ValueError, match="one number per reader"):
-            _native.refresh_views(readers, views, **short)
+    together = _native.SnapshotReaders(readers, views)
+    assert together.refresh(1000, 100) == [0, 4]  # 2 is idle, and 3 has told nothing, as an engine that never worked
+    assert [each.age_ns for each in readers[:3]] == [900, 50, 900]
+    views[2].record_dispatch(7, 10, 10, 0)
+    assert together.refresh(1000, 100) == [0, 4], "what the router sent since is no work that the engine should tell of"
+    assert together.refresh(2000, 10_000) == [4]
+    writers[2].close()
+    assert together.refresh(3000, 100) == [0, 1, 2, 4]
+    assert together.num_writers == 4
+
+
+def test_views_and_readers_live_as_long_as_they_are_read_together() -> None:
+    name = fresh_name()
+    writer = _native.SnapshotWriter(name, 8, config())
+    writer.publish(start(config()), now_ns=5)
+    together = _native.SnapshotReaders(
+        [_native.SnapshotReader(name)], [_native.InstanceView(config(), u_step(), 10, True)]
+    )
+    gc.collect()
+    assert together.refresh(10, 5) == []

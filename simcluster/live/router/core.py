@@ -107,11 +107,7 @@ class RouterCore:
     metrics: RouterMetrics
     requests: RequestBuilder
     ended: dict[str, int] = field(default_factory=dict)
-    _generations: list[int] = field(init=False)
     _candidates: dict[str, tuple[bool, ...]] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._generations = [0] * len(self.served)
 
     @property
     def sight(self) -> LiveSight:
@@ -149,8 +145,7 @@ class RouterCore:
         """
         before = perf_counter()
         if self.dispatcher.looks:
-            self.sight.look(self.clock.now_ps())
-            self._follow_restarts()
+            self.dispatcher.look(self.clock.now_ps())
         made = self.dispatcher.decide(request, self.clock.now_ps(), allowed)
         seconds = perf_counter() - before
         self.metrics.decided(made, seconds)
@@ -158,17 +153,6 @@ class RouterCore:
             self.setup.journal.timed(made, seconds)
         self.setup.on_decision(made)
         return made
-
-    def _follow_restarts(self) -> None:
-        """Go on with the options that publishers really have, once for each that is met."""
-        for j, known in enumerate(self._generations):
-            generation = self.sight.generation(j)
-            if generation != known:
-                self._generations[j] = generation
-                options = self.sight.options(j)
-                if options is not None:
-                    self.dispatcher.reconfigure(j, options)
-                    self.sight.look(self.clock.now_ps())
 
     def rewrite(self, body: bytes, asked: Asked, request: Request, instance: int) -> bytes:
         """Return the body that an instance gets: the client's, unless the model has another name there."""

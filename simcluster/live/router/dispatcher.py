@@ -168,6 +168,15 @@ class Dispatcher:
         )
         return build_router("lps", settings)
 
+    def look(self, now_ps: int) -> None:
+        """Bring the views up to an instant [ps], and go on with the options that publishers really have."""
+        self.sight.look(now_ps)
+        restarted = self.sight.restarted()
+        if restarted:
+            for j, options in restarted:
+                self.reconfigure(j, options)
+            self.sight.look(now_ps)
+
     def decide(self, request: Request, now_ps: int, allowed: tuple[bool, ...]) -> LiveDecision:
         """Choose an instance among those that are allowed, with the views as they were last shown.
 
@@ -263,8 +272,7 @@ class Dispatcher:
             options, spec.believed, self._mean_output[instance], self._scenario.routing.overlay
         )
         view.views[instance] = fresh
-        self.sight.views[instance] = fresh
-        self.sight.sources[instance] = ""
+        self.sight.replace_view(instance, fresh)
         self.own.tell_again(instance, fresh)
         if self.journal is not None:
             self.journal.reconfigured(instance, options)

@@ -7,15 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-import numpy as np
-
 from simcluster import _native
 from simcluster.instance import InstanceSpec
 from simcluster.live.endpoints import METRICS, SHARED_MEMORY, Endpoint
 from simcluster.live.router.gauges import Gauges
 from simcluster.live.router.own import OwnRequests
 from simcluster.live.router.streams import Others, OwnStreams, others_of
-from simcluster.request import IntArray
 from simcluster.scenario import Live
 from simcluster.units import PS_PER_NS, ps_from_seconds
 
@@ -25,7 +22,6 @@ TIERS: Final = ("fresh", "usable", "old")
 FRESH, USABLE, OLD = range(len(TIERS))
 STREAMS: Final = "streams"  # the router's own streams alone
 SOURCES: Final = (SHARED_MEMORY, METRICS, STREAMS)
-_LIVE: Final = int(_native.SourceState.live.value)
 _NOBODY = Others()
 _QUIET_PS = ps_from_seconds(0.02)  # own streams make a new snapshot so often at most
 
@@ -64,6 +60,18 @@ class Sight:
         """Return since when nothing was heard of an instance [ps]; -1 where nothing ever was."""
         return self.ages_ps[instance]
 
+    def look(self, now_ps: int) -> None:
+        """Bring every view up to an instant [ps]; whoever is told what was seen has nothing to do."""
+
+    def restarted(self) -> list[tuple[int, _native.SchedulerConfig]]:
+        """Return which instances go on with which options, met since the last call."""
+        return []
+
+    def replace_view(self, instance: int, view: _native.InstanceView) -> None:
+        """Go on with another view of an instance, which has seen nothing yet."""
+        self.views[instance] = view
+        self.sources[instance] = ""
+
     def show(self, instance: int, source: str, snapshot: _native.Snapshot) -> None:
         """Give a view a snapshot."""
         if source != self.sources[instance]:  # who knows which of the router's requests the new source has seen
@@ -91,32 +99,6 @@ class _Heard:
     gauges_ps: int = -1
     others: Others = _NOBODY
     others_seen: bool = True
-
-
-@dataclass(slots=True)
-class _Memory:
-    """All readers at once, j of them.
-
-    Attributes:
-        readers: of shared memory.
-        ages: (j,) how long ago each snapshot was published [ns].
-        states: (j,) values of SourceState.
-        fresh_ns: a younger snapshot is fresh [ns].
-        usable_ns: an older one is not used [ns].
-        all_fresh: (j,) tiers.
-    """
-
-    readers: list[_native.SnapshotReader]
-    ages: IntArray
-    states: IntArray
-    fresh_ns: float
-    usable_ns: float
-    all_fresh: list[int]
-
-    @classmethod
-    def of(cls, readers: list[_native.SnapshotReader], live: Live, speed: float) -> "_Memory":
-        ages, states = (np.zeros(len(readers), dtype=np.int64) for _ in range(2))
-        return cls(readers, ages, states, live.fresh_s * 1e9 / speed, live.usable_s * 1e9 / speed, [FRESH] * len(ages))
 
 
 class LiveSight(Sight):
@@ -157,10 +139,10 @@ class LiveSight(Sight):
             if each.source == SHARED_MEMORY
         }
         self._changes = dict.fromkeys(self._readers, 0)
-        self._memory = (
-            _Memory.of(list(self._readers.values()), live, speed) if len(self._readers) == len(endpoints) else None
-        )
-        self._at_once = False  # the last look was one call
+        self._all: _native.SnapshotReaders | None = None  # while every view shows shared memory
+        self._fresh_ns, self._usable_ns = (int(each * 1e9 / speed) for each in (live.fresh_s, live.usable_s))
+        self._all_fresh = [FRESH] * len(instances)
+        self._generations, self._num_writers = dict.fromkeys(self._readers, 0), 0
         self._streams = [OwnStreams(spec, *mean) for spec, mean in zip(instances, mean_tokens, strict=True)]
         self._heard = [_Heard() for _ in instances]
         self._speed = speed
@@ -171,6 +153,7 @@ class LiveSight(Sight):
         """Bring every view up to an instant [ps], as far as anything is known."""
         if self._look_at_once():
             return
+        self._all = None
         self.tiers = list(self.tiers)
         for j, endpoint in enumerate(self._endpoints):
             if endpoint.source == SHARED_MEMORY:
@@ -194,15 +177,21 @@ class LiveSight(Sight):
         heard.others = others_of(gauges, sum(1 for each in own if each.tokens), len(own))
         heard.gauges_ps, heard.others_seen = now_ps, False
 
-    def options(self, instance: int) -> _native.SchedulerConfig | None:
-        """Return the options that an instance publishes with its snapshots, None while it publishes none."""
-        reader = self._readers.get(instance)
-        return reader.config if reader is not None and reader.generation else None
+    def restarted(self) -> list[tuple[int, _native.SchedulerConfig]]:
+        """Return whose publisher was met since the last call, with the options that it really has."""
+        readers = self._readers.values()
+        met = sum(each.generation for each in readers) if self._all is None else self._all.num_writers
+        if met == self._num_writers:
+            return []
+        self._num_writers = met
+        found = [(j, each.config) for j, each in self._readers.items() if each.generation != self._generations[j]]
+        self._generations = {j: each.generation for j, each in self._readers.items()}
+        return found
 
-    def generation(self, instance: int) -> int:
-        """Return how many publishers of an instance were met; after each the options may be others."""
-        reader = self._readers.get(instance)
-        return 0 if reader is None else reader.generation
+    def replace_view(self, instance: int, view: _native.InstanceView) -> None:
+        """Go on with another view of an instance."""
+        super().replace_view(instance, view)
+        self._all = None
 
     def _note(self, instance: int, tier: int, age_ps: int) -> None:
         self.tiers[instance], self.ages_ps[instance] = tier, age_ps
@@ -212,26 +201,24 @@ class LiveSight(Sight):
 
     def _look_at_once(self) -> bool:
         """Look in one call if every view shows shared memory; False if one is too old, or if looks are logged."""
-        memory, self._at_once = self._memory, False
-        if memory is None or self._log is not None or self.sources.count(SHARED_MEMORY) < len(self.sources):
-            return False
-        _native.refresh_views(memory.readers, self.views, self._clock_ns(), memory.ages, memory.states)
-        late = memory.ages > memory.fresh_ns
-        self.tiers, self._at_once = memory.all_fresh, True
-        if late.any():
-            self.tiers = [USABLE if each else FRESH for each in late.tolist()]
-            for j in np.flatnonzero(late).tolist():
-                if memory.states[j] == _LIVE and self.views[j].num_resident == self.views[j].num_dispatched_since:
-                    self.tiers[j] = FRESH  # an idle engine has nothing to tell
-                elif memory.ages[j] > memory.usable_ns:
-                    self.tiers, self._at_once = [OLD] * len(late), False
-                    break
-        return self._at_once
+        if self._all is None:
+            if self._log is not None or self.sources.count(SHARED_MEMORY) < len(self.sources):
+                return False
+            self._all = _native.SnapshotReaders(list(self._readers.values()), self.views)
+        late = self._all.refresh(self._clock_ns(), self._fresh_ns)
+        self.tiers = self._all_fresh
+        if late:
+            self.tiers = list(self._all_fresh)
+            for j in late:
+                if self._readers[j].age_ns > self._usable_ns:
+                    return False
+                self.tiers[j] = USABLE
+        return True
 
     def age_ps(self, instance: int) -> int:
         """Return since when nothing was heard of an instance [ps]; -1 where nothing ever was."""
-        if self._at_once and self._memory is not None:
-            return int(self._memory.ages[instance] * self._speed) * PS_PER_NS
+        if self._all is not None:
+            return int(self._readers[instance].age_ns * self._speed) * PS_PER_NS
         return self.ages_ps[instance]
 
     def _look_into_memory(self, j: int) -> None:
