@@ -40,10 +40,10 @@ def _resize(core: RouterCore, instance: int, gauges: Gauges) -> None:
 
 async def watch_stalls(exchanges: Collection[Exchange], core: RouterCore) -> None:
     """Give up answers in which nothing moves."""
-    patience = core.setup.scenario.live.stall_timeout_s
+    longest_s = core.setup.scenario.live.stall_timeout_s
     while True:
-        await asyncio.sleep(min(_LOOK_S, patience / 4))
-        late = core.loop.time() - patience
+        await asyncio.sleep(min(_LOOK_S, longest_s / 4))
+        late = core.patience.now_s() - longest_s
         for exchange in [each for each in exchanges if each.touched_s and each.touched_s < late]:
             exchange.stall()
 

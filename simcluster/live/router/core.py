@@ -16,6 +16,7 @@ from simcluster.live.router.dispatcher import Dispatcher, Journal, LiveDecision
 from simcluster.live.router.metrics import RouterMetrics
 from simcluster.live.router.outcome import FINISHED, Outcome
 from simcluster.live.router.own import OwnRequests
+from simcluster.live.router.patience import Patience
 from simcluster.live.router.requests import RequestBuilder
 from simcluster.live.router.sight import LiveSight, SightLog
 from simcluster.live.router.upstream import Upstreams, served_name
@@ -89,7 +90,7 @@ class RouterCore:
     Attributes:
         setup: what it is made of.
         clock: its time.
-        loop: its event loop.
+        patience: leaves time out in which this process did not run.
         dispatcher: decides.
         upstreams: the servers.
         served: (j,) what each server calls its model.
@@ -100,7 +101,7 @@ class RouterCore:
 
     setup: RouterSetup
     clock: LiveClock
-    loop: asyncio.AbstractEventLoop
+    patience: Patience
     dispatcher: Dispatcher
     upstreams: Upstreams
     served: list[str]
@@ -227,12 +228,13 @@ async def build_core(
     dispatcher = Dispatcher(world, setup.scenario, setup.policy, build_sight, setup.journal)
     if setup.journal is not None:
         setup.journal.begun(dispatcher)
-    upstreams = Upstreams(urls, live)
+    patience = Patience()
+    upstreams = Upstreams(urls, live, patience)
     models = enumerate(spec.model for spec in world.instances)
     return RouterCore(
         setup=setup,
         clock=clock,
-        loop=asyncio.get_running_loop(),
+        patience=patience,
         dispatcher=dispatcher,
         upstreams=upstreams,
         served=await asyncio.gather(*(served_name(upstreams, j, model) for j, model in models)),

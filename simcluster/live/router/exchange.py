@@ -43,7 +43,7 @@ class Exchange:
         number: stands for it in snapshots.
         tpot_s: its target for the time per token [s], or None.
         outcome: how it ends.
-        touched_s: when something last moved [s of the event loop].
+        touched_s: when something last moved [s of `Patience.now_s`].
         stalled: "" or who kept the other waiting: `upstream` or `client`.
     """
 
@@ -151,7 +151,7 @@ class Exchange:
         response = _Passed(status=answer.status, headers=self._described(answer.headers))
         meter = Meter(streams=answer.streams)
         self._task = asyncio.current_task()
-        self.touched_s = core.loop.time()
+        self.touched_s = core.patience.now_s()
         try:
             await self._pump(answer, response, meter, own, instance)
             meter.finish()
@@ -189,7 +189,7 @@ class Exchange:
 
         def note(piece: bytes) -> None:
             meter.feed(piece)
-            self.touched_s = core.loop.time()
+            self.touched_s = core.patience.now_s()
             if meter.events > own.tokens:
                 now = core.clock.now_ps()
                 if own.tokens == 0:
@@ -213,7 +213,7 @@ class Exchange:
             self._writing = True
             await writer.drain()
             self._writing = False
-            self.touched_s = core.loop.time()
+            self.touched_s = core.patience.now_s()
         self._writing = transport.get_write_buffer_size() > 0  # the client has not read all
 
     def _judge(self, answer: Answer, meter: Meter) -> None:

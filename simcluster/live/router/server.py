@@ -60,6 +60,7 @@ class RouterServer:
             ConfigError: the port is taken, or the policy is unknown.
         """
         self.core = core = await build_core(self._setup, self._endpoints, self._urls, self._requests)
+        self._exit.callback(core.patience.close)
         self._exit.push_async_callback(core.upstreams.close)
         metered = [j for j, each in enumerate(self._endpoints) if each.source == METRICS]
         for run in (watch_stalls(self._exchanges, core), *(scrape(core, j) for j in metered)):
@@ -150,7 +151,7 @@ class RouterServer:
             body = await http.read()
         else:
             try:
-                async with asyncio.timeout(self._live.stall_timeout_s):
+                async with self.core.patience.limit(self._live.stall_timeout_s):
                     body = await http.read()
             except TimeoutError:
                 raise ApiError(408, "the body did not come") from None

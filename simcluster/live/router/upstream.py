@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import ClassVar, Final
 from weakref import WeakSet
@@ -13,6 +14,7 @@ import aiohttp
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from simcluster.live.router.patience import Limit, Patience
 from simcluster.live.router.tap import Tap
 from simcluster.scenario import Live
 
@@ -29,6 +31,8 @@ _MOST_ERROR_BYTES: Final = 65_536
 _BUFFER: Final = 65_536
 _LARGE: Final = 2**19  # bytes
 _NAME_S: Final = 2.0  # for the name of a model
+# Of the attempt that a task makes, and how long it may take from when it is connected [s].
+_LIMIT: Final[ContextVar[tuple[Limit, float] | None]] = ContextVar("_LIMIT", default=None)
 _KEEP_S: Final = 3.0  # an idle connection; vLLM's server closes it after 5 s
 
 
@@ -118,7 +122,7 @@ class _StaleConnectionError(aiohttp.ServerDisconnectedError):
 
 
 class _Response(aiohttp.ClientResponse):
-    """An answer that knows whether its connection had been used before."""
+    """An answer that knows whether its connection had been used before, and says when there is one."""
 
     _used: ClassVar[WeakSet[object]] = WeakSet()  # connections
 
@@ -128,6 +132,9 @@ class _Response(aiohttp.ClientResponse):
         Raises:
             _StaleConnectionError: there was none, and the connection is to blame.
         """
+        limit = _LIMIT.get()
+        if limit is not None:
+            limit[0].set_anew(limit[1])
         ours = connection.protocol
         assert ours is not None  # it is open
         if ours not in self._used:
@@ -147,9 +154,10 @@ class Upstreams:
         session: the client.
     """
 
-    def __init__(self, urls: list[str], live: Live) -> None:
+    def __init__(self, urls: list[str], live: Live, patience: Patience) -> None:
         """Open the client; call it from the event loop."""
         self.urls = urls
+        self._patience = patience
         self._targets: dict[tuple[int, str], URL] = {}  # parsed once
         self._live = live
         self.session = self._session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_S))
@@ -158,7 +166,7 @@ class Upstreams:
     def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             connector=connector,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._live.connect_timeout_s),
+            timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,
             read_bufsize=_BUFFER,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -183,20 +191,23 @@ class Upstreams:
         Raises:
             AttemptError: there was none.
         """
+        live = self._live
+        limit = self._patience.limit(live.connect_timeout_s)
+        token = _LIMIT.set((limit, live.first_byte_timeout_s if stream else live.whole_timeout_s))
         try:
-            live = self._live
-            async with asyncio.timeout(live.first_byte_timeout_s if stream else live.whole_timeout_s):
+            async with limit:
                 target = self._targets.get((instance, path))
                 if target is None:
                     target = self._targets[instance, path] = URL(self.urls[instance] + path)
                 return await self._ask(target, body, headers)
         except TimeoutError as error:
-            # aiohttp's own time-out while connecting is of this kind too
-            raise AttemptError("timeout", gone=isinstance(error, aiohttp.ConnectionTimeoutError)) from error
+            raise AttemptError("timeout", gone=limit.steps == 0) from error
         except aiohttp.ClientConnectorError as error:
             raise AttemptError("refused", gone=True) from error
         except (aiohttp.ClientError, OSError) as error:
             raise AttemptError("disconnected") from error
+        finally:
+            _LIMIT.reset(token)
 
     async def _ask(self, url: URL, body: bytes, headers: CIMultiDict[str]) -> Answer:
         response = await self._post(url, body, headers)
