@@ -1,6 +1,5 @@
 """One attempt at a request: ask a server, wait for the first bytes of its answer, pass the rest on as it comes."""
 
-import asyncio
 import io
 import json
 from collections.abc import Callable, Mapping
@@ -237,9 +236,8 @@ class Upstreams:
     async def get(self, instance: int, path: str, timeout_s: float) -> bytes | None:
         """Return what a server says at a path, None if it does not answer in time or with another status than 200."""
         try:
-            async with asyncio.timeout(timeout_s):
-                async with self.session.get(self.urls[instance] + path) as response:
-                    return await response.read() if response.status == 200 else None
+            async with self._patience.limit(timeout_s), self.session.get(self.urls[instance] + path) as response:
+                return await response.read() if response.status == 200 else None
         except (TimeoutError, aiohttp.ClientError, OSError):
             return None
 
