@@ -861,7 +861,12 @@ class SnapshotReaders:
         """
         SnapshotReader.refresh for every view; the numbers of those whose snapshot was published over `fresh_ns` ago.
 
-        An idle engine is none of them while its writer lives: it has nothing to tell.
+        An idle engine is none of them while its writer lives, since it has nothing to tell. Whether silent writers live is not asked here.
+        """
+
+    def ask(self, now_ns: int) -> None:
+        """
+        Ask the kernel whether silent writers live, and meet new ones; half a microsecond for each.
         """
 
     @property

@@ -114,11 +114,15 @@ class SnapshotReaders {
     std::vector<std::size_t> late;
     for (std::size_t j = 0; j < readers_.size(); ++j) {
       SnapshotReader& reader = *readers_[j];
-      reader.refresh(*views_[j], now_ns);
+      reader.refresh(*views_[j], now_ns, false);
       if (reader.has_snapshot() && reader.age_ns() <= fresh_ns) continue;
       if (reader.state() != SourceState::live || !views_[j]->shows_idle()) late.push_back(j);
     }
     return late;
+  }
+
+  void ask(std::int64_t now_ns) {
+    for (SnapshotReader* reader : readers_) reader->poll(now_ns);
   }
 
   std::uint64_t num_writers() const {
@@ -142,7 +146,10 @@ void bind_readers(nb::module_& m) {
       .def("refresh", &SnapshotReaders::refresh, nb::arg("now_ns"), nb::arg("fresh_ns"),
            "SnapshotReader.refresh for every view; the numbers of those whose snapshot was published over `fresh_ns` "
            "ago.\n\n"
-           "An idle engine is none of them while its writer lives: it has nothing to tell.")
+           "An idle engine is none of them while its writer lives, since it has nothing to tell. Whether silent writers "
+           "live is not asked here.")
+      .def("ask", &SnapshotReaders::ask, nb::arg("now_ns"),
+           "Ask the kernel whether silent writers live, and meet new ones; half a microsecond for each.")
       .def_prop_ro("num_writers", &SnapshotReaders::num_writers, "How many writers were met, by all readers together.");
 }
 

@@ -216,7 +216,7 @@ bool ShmReader::copy_newest() {
   return true;
 }
 
-bool ShmReader::poll(std::int64_t now_ns) {
+bool ShmReader::poll(std::int64_t now_ns, bool asks) {
   bool changed = false;
   if (state_ == SourceState::live) {
     changed = copy_newest();
@@ -224,7 +224,7 @@ bool ShmReader::poll(std::int64_t now_ns) {
     if (closed) {
       state_ = SourceState::closed;
       changed = copy_newest() || changed;  // its last word
-    } else if (now_ns >= next_look_ && !changed) {
+    } else if (asks && now_ns >= next_look_ && !changed) {
       next_look_ = now_ns + kLookEvery;
       if (!is_held()) {
         state_ = segment_.words()[kStateAt].load(std::memory_order_acquire) == kClosed ? SourceState::closed
@@ -235,7 +235,7 @@ bool ShmReader::poll(std::int64_t now_ns) {
     if (state_ == SourceState::live) return changed;
     next_look_ = 0;
   }
-  if (now_ns < next_look_) return changed;
+  if (!asks || now_ns < next_look_) return changed;
   next_look_ = now_ns + kLookEvery;
   const bool had = number_ != 0;
   if (!attach()) return changed;

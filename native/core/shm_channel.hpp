@@ -88,8 +88,9 @@ class ShmReader {
   ShmReader(const std::string& name, std::uint64_t version);
 
   // Looks for a newer record, and for a new writer if the last one has gone. True if record() is another one than
-  // before. Never waits.
-  bool poll(std::int64_t now_ns);
+  // before. Never waits. With `asks` it asks the kernel whether the writer of an old record still lives, half a
+  // microsecond; without, what the memory tells must do.
+  bool poll(std::int64_t now_ns, bool asks = true);
 
   // As of the last poll().
   SourceState state() const { return state_; }

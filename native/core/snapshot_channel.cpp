@@ -88,8 +88,8 @@ SnapshotReader::SnapshotReader(const std::string& name, std::int64_t epoch_ns, d
   if (!(speed > 0) || !std::isfinite(speed)) throw std::invalid_argument("a clock's speed must be above 0 and finite");
 }
 
-bool SnapshotReader::poll(std::int64_t now_ns) {
-  const bool changed = channel_.poll(now_ns);
+bool SnapshotReader::poll(std::int64_t now_ns, bool asks) {
+  const bool changed = channel_.poll(now_ns, asks);
   polled_ns_ = now_ns;
   if (!changed) return false;
   decoded_ = false;
@@ -103,8 +103,8 @@ Picoseconds SnapshotReader::known_until() const {
   return clock_.at(state() == SourceState::live ? polled_ns_ : published_ns_);
 }
 
-void SnapshotReader::refresh(InstanceView& view, std::int64_t now_ns) {
-  poll(now_ns);
+void SnapshotReader::refresh(InstanceView& view, std::int64_t now_ns, bool asks) {
+  poll(now_ns, asks);
   if (channel_.record().empty() || view.shows(num_changes_, now())) return;
   view.refresh_later({channel_.kept_record(), clock_, known_until()}, num_changes_);
 }

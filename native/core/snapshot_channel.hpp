@@ -41,15 +41,16 @@ class SnapshotReader {
   // fast, earlier ones as 0. Throws std::invalid_argument for a bad name, or a speed that is not above 0.
   explicit SnapshotReader(const std::string& name, std::int64_t epoch_ns = 0, double speed = 1.0);
 
-  // Looks for news; true if the snapshot is another one than before. Never waits, whatever the writer does.
-  bool poll(std::int64_t now_ns);
+  // Looks for news; true if the snapshot is another one than before. Never waits, whatever the writer does. `asks` as
+  // in ShmReader::poll.
+  bool poll(std::int64_t now_ns, bool asks = true);
   // The last good one, null if there is none, as it holds at the last poll: `taken_at` is that instant if the writer
   // lives, since then nothing has happened after the newest record; requests are told apart by ids.
   const std::shared_ptr<const Snapshot>& snapshot();
 
   // Looks for news, and shows a view the newest snapshot unless it would learn nothing from it. The view reads the
   // requests when it is asked about them.
-  void refresh(InstanceView& view, std::int64_t now_ns);
+  void refresh(InstanceView& view, std::int64_t now_ns, bool asks = true);
 
   SourceState state() const { return channel_.state(); }
   bool has_snapshot() const { return decoded_ ? snapshot_ != nullptr : !channel_.record().empty(); }

@@ -21,6 +21,7 @@ __all__ = ["PublishedCluster", "decision_from_shared_memory", "published_cluster
 
 _CAPACITY = 256
 _STEP_NS = 20_000_000  # at least one step of every instance lies in it
+_FRESH_NS = 10**12  # nothing here is late
 _APART_PS = 137_000_000  # instances start one after the other, so that no two are in the same state
 _LONGEST_OUTPUT = 7000
 _TARGET_S = 0.5
@@ -66,7 +67,7 @@ class PublishedCluster:
 
     def copy(self) -> None:
         """Show the views what is published."""
-        self.readers.refresh(self.clock_ns(), 0)
+        self.readers.refresh(self.clock_ns(), _FRESH_NS)
 
     def decide(self) -> int:
         """Decide by eq. 3 about a prompt of 512 tokens that comes now; the instance chosen."""
@@ -104,10 +105,12 @@ def published_cluster(instances: int, residents: int) -> Iterator[PublishedClust
     try:
         utility = np.array([_UTILITIES[j % len(_UTILITIES)] for j in range(instances)])
         lengths = [np.full(instances, value, dtype=np.int64) for value in (512, 256, 0, 0)]
+        readers = _native.SnapshotReaders([_native.SnapshotReader(name, epoch_ns) for name in names], views)
+        readers.ask(epoch_ns)
         yield PublishedCluster(
             engines,
             writers,
-            _native.SnapshotReaders([_native.SnapshotReader(name, epoch_ns) for name in names], views),
+            readers,
             views,
             _native.Fleet(views, [j % len(_UTILITIES) for j in range(instances)]),
             epoch_ns,

@@ -77,7 +77,9 @@ class Published:
 
     def refresh(self, at: int) -> None:
         now = ORIGIN + at // 1000
-        _native.SnapshotReaders(self.lazy.readers, self.lazy.views).refresh(now, 0)
+        together = _native.SnapshotReaders(self.lazy.readers, self.lazy.views)
+        together.ask(now)
+        together.refresh(now, 0)
         for reader, view in zip(self.eager.readers, self.eager.views, strict=True):
             snapshot, _, _ = reader.read(now)
             if snapshot is not None:

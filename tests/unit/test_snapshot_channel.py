@@ -180,6 +180,9 @@ def test_many_views_are_refreshed_in_one_call() -> None:
         writer.publish(engine)
     together = _native.SnapshotReaders(readers, views)
     together.refresh(_native.monotonic_ns(), 10**12)
+    assert together.num_writers == 0, "nobody was asked who writes"
+    together.ask(_native.monotonic_ns())
+    together.refresh(_native.monotonic_ns(), 10**12)
     assert [view.num_running for view in views] == [4, 4, 4, 4, 0]
     assert readers[4].state == SourceState.live  # it has said nothing yet
     assert together.num_writers == 5
@@ -197,6 +200,7 @@ def test_refreshing_many_views_tells_which_are_late() -> None:
     readers = [_native.SnapshotReader(name) for name in names]
     views = [_native.InstanceView(config(), u_step(), 10, True) for _ in names]
     together = _native.SnapshotReaders(readers, views)
+    together.ask(1000)
     assert together.refresh(1000, 100) == [0, 4]  # 2 is idle, and 3 has told nothing, as an engine that never worked
     assert [each.age_ns for each in readers[:3]] == [900, 50, 900]
     views[2].record_dispatch(7, 10, 10, 0)
@@ -215,4 +219,23 @@ def test_views_and_readers_live_as_long_as_they_are_read_together() -> None:
         [_native.SnapshotReader(name)], [_native.InstanceView(config(), u_step(), 10, True)]
     )
     gc.collect()
+    together.ask(10)
     assert together.refresh(10, 5) == []
+
+
+def test_a_silent_writer_that_is_gone_is_known_when_it_was_asked_for() -> None:
+    name = fresh_name()
+    reader, view = _native.SnapshotReader(name), _native.InstanceView(config(), u_step(), 10, True)
+    together = _native.SnapshotReaders([reader], [view])
+    with subprocess.Popen([sys.executable, "-P", "-c", WRITER, name, "1000"]) as process:
+        while reader.state != SourceState.live or not reader.num_published:
+            together.ask(_native.monotonic_ns())
+        process.kill()
+    together.refresh(_native.monotonic_ns(), 10**12)  # its last word
+    later = _native.monotonic_ns() + 10**9
+    assert together.refresh(later, 10**12) == []
+    assert reader.state == SourceState.live
+    together.ask(later)
+    assert reader.state == SourceState.dead
+    assert together.refresh(later, 10**12) == []  # its last word is young
+    assert together.refresh(later + 10**13, 10**12) == [0]

@@ -10,9 +10,10 @@ from simcluster.live.router.core import RouterCore
 from simcluster.live.router.exchange import Exchange
 from simcluster.live.router.gauges import Gauges, read_gauges
 
-__all__ = ["scrape", "stopped", "watch_stalls"]
+__all__ = ["meet_publishers", "scrape", "stopped", "watch_stalls"]
 
 _LOOK_S: Final = 0.25  # between two looks for answers that stall
+_MEET_S: Final = 0.05  # between two questions whether publishers live
 _ASK_S: Final = 2.0  # for an answer to a question of this kind
 
 
@@ -36,6 +37,13 @@ def _resize(core: RouterCore, instance: int, gauges: Gauges) -> None:
     size = gauges.block_size or engine.block_size
     if (blocks, size) != (engine.num_gpu_blocks, engine.block_size):
         core.dispatcher.reconfigure(instance, with_options(engine, num_gpu_blocks=blocks, block_size=size))
+
+
+async def meet_publishers(core: RouterCore) -> None:
+    """Learn for ever which publishers of snapshots have gone or come."""
+    while True:
+        await asyncio.sleep(_MEET_S)
+        core.sight.meet()
 
 
 async def watch_stalls(exchanges: Collection[Exchange], core: RouterCore) -> None:

@@ -11,7 +11,7 @@ from simcluster.errors import ConfigError
 from simcluster.live.api_errors import answer_errors
 from simcluster.live.endpoints import METRICS, endpoints, require_urls
 from simcluster.live.openai_api import CHAT, COMPLETIONS, ApiError, parse_request
-from simcluster.live.router.background import scrape, stopped, watch_stalls
+from simcluster.live.router.background import meet_publishers, scrape, stopped, watch_stalls
 from simcluster.live.router.core import RouterCore, RouterSetup, build_core
 from simcluster.live.router.exchange import Exchange
 from simcluster.live.router.outcome import CANCELLED, FINISHED, REJECTED
@@ -63,7 +63,7 @@ class RouterServer:
         self._exit.callback(core.patience.close)
         self._exit.push_async_callback(core.upstreams.close)
         metered = [j for j, each in enumerate(self._endpoints) if each.source == METRICS]
-        for run in (watch_stalls(self._exchanges, core), *(scrape(core, j) for j in metered)):
+        for run in (watch_stalls(self._exchanges, core), meet_publishers(core), *(scrape(core, j) for j in metered)):
             self._exit.push_async_callback(stopped, asyncio.create_task(run))
         limit = self._live.max_header_bytes
         runner = web.AppRunner(

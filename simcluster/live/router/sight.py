@@ -177,6 +177,11 @@ class LiveSight(Sight):
         heard.others = others_of(gauges, sum(1 for each in own if each.tokens), len(own))
         heard.gauges_ps, heard.others_seen = now_ps, False
 
+    def meet(self) -> None:
+        """Learn which publishers have gone or come; between decisions, since the kernel must be asked."""
+        if self._all is not None:
+            self._all.ask(self._clock_ns())
+
     def restarted(self) -> list[tuple[int, _native.SchedulerConfig]]:
         """Return whose publisher was met since the last call, with the options that it really has."""
         readers = self._readers.values()
