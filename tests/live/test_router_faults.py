@@ -310,6 +310,23 @@ def test_a_client_that_is_gone_when_its_whole_answer_is_to_be_closed_has_finishe
     rig(tmp_path, check, instances=1)
 
 
+async def flood(_: Upstream, request: web.Request) -> web.StreamResponse:
+    """Send 30 MB, more than the system's buffers on the way hold."""
+    response = await begin(request)
+    for _ in range(3000):
+        await response.write(b"data: " + b"x" * 10_000 + b"\n\n")
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+def ask_and_read_nothing(rig: Rig) -> socket.socket:
+    host, port = rig.url.removeprefix("http://").split(":")
+    plain = socket.create_connection((host, int(port)))
+    body = b'{"model": "a", "prompt": "x", "stream": true}'
+    plain.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    return plain
+
+
 @pytest.mark.parametrize("waits", ["for more", "with the end"])
 def test_a_client_that_does_not_read_is_given_up_and_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str
@@ -317,18 +334,9 @@ def test_a_client_that_does_not_read_is_given_up_and_holds_nobody_up(
     if waits == "with the end":  # the router has the whole answer, and the client has not
         monkeypatch.setattr("simcluster.live.router.exchange._MOST_WAITING", 2**30)
 
-    async def flood(_: Upstream, request: web.Request) -> web.StreamResponse:
-        response = await begin(request)
-        for _ in range(3000):
-            await response.write(b"data: " + b"x" * 10_000 + b"\n\n")
-        return response
-
     async def check(rig: Rig) -> None:
         rig.upstreams[0].behave = flood
-        host, port = rig.url.removeprefix("http://").split(":")
-        plain = socket.create_connection((host, int(port)))
-        body = b'{"model": "a", "prompt": "x", "stream": true}'
-        plain.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        plain = ask_and_read_nothing(rig)
         while not any(each.status == "failed" for each in rig.outcomes):
             assert (await rig.post({"model": "b", "stream": True}))[0] == 200
             await asyncio.sleep(0.02)
@@ -345,19 +353,9 @@ def test_a_client_that_leaves_before_it_has_read_the_end_has_not_got_it(
 ) -> None:
     monkeypatch.setattr("simcluster.live.router.exchange._MOST_WAITING", 2**30)  # the router takes it all
 
-    async def flood(_: Upstream, request: web.Request) -> web.StreamResponse:
-        response = await begin(request)
-        for _ in range(3000):
-            await response.write(b"data: " + b"x" * 10_000 + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
     async def check(rig: Rig) -> None:
         rig.upstreams[0].behave = flood
-        host, port = rig.url.removeprefix("http://").split(":")
-        plain = socket.create_connection((host, int(port)))
-        body = b'{"model": "a", "prompt": "x", "stream": true}'
-        plain.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        plain = ask_and_read_nothing(rig)
         while rig.upstreams[0].requests == 0 or rig.upstreams[0].open:
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.3)  # so that the router has the rest, too
