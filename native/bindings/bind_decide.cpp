@@ -174,7 +174,7 @@ void bind_decide(nb::module_& m) {
              Column<std::int64_t> predicted_output, Column<std::int64_t> at, Column<std::int64_t> hop,
              std::int64_t max_tokens, bool ends_by_length, std::int64_t priority, Picoseconds arrival_time,
              Objective objective, double target_s, double latency_weight, Explain explain,
-             const std::vector<bool>& healthy) {
+             const std::vector<bool>& healthy, Picoseconds sent) {
             const std::size_t n = fleet.size();
             if (utility.size() != n || prompt_tokens.size() != n || predicted_output.size() != n || at.size() != n ||
                 hop.size() != n) {
@@ -187,7 +187,7 @@ void bind_decide(nb::module_& m) {
               nb::gil_scoped_release release;
               std::vector<Offer> offers(n);
               for (std::size_t i = 0; i < n; ++i) {
-                offers[i] = {utility.data()[i], prompt_tokens.data()[i], predicted_output.data()[i], at.data()[i],
+                offers[i] = {utility.data()[i], prompt_tokens.data()[i], predicted_output.data()[i], sent + at.data()[i],
                              hop.data()[i]};
               }
               choice = fleet.decide({id, max_tokens, ends_by_length, priority, arrival_time, objective, target_s,
@@ -202,7 +202,11 @@ void bind_decide(nb::module_& m) {
           nb::arg("priority") = 0, nb::arg("arrival_time") = 0, nb::arg("objective") = Objective::slo,
           nb::arg("target_s") = std::numeric_limits<double>::infinity(), nb::arg("latency_weight") = 0.0,
           nb::arg("explain") = Explain::runner_up, nb::arg("healthy") = std::vector<bool>{},
-          (std::string("Decide about one request, all columns (n,), times [ps].\n\n") + kDecided).c_str())
+          nb::arg("sent") = 0,
+          (std::string("Decide about one request, which reaches the engines at `sent` + `at`; all columns (n,), times "
+                       "[ps].\n\n") +
+           kDecided)
+              .c_str())
       .def_prop_ro("num_kinds", &Fleet::num_kinds)
       .def_prop_ro("num_estimated", [](const Fleet& f) { return f.estimated().size(); },
                    "Views estimated in the last decision.");

@@ -32,12 +32,12 @@ class NativeCluster:
         """Whether this is the cluster that a router is shown."""
         return self._instances is view.instances and self.views == view.views
 
-    def arrivals(self, sent_ps: int, prompt_tokens: IntArray) -> IntArray:
-        """Return when a request reaches the engines [ps], (j,)."""
+    def delays(self, prompt_tokens: IntArray) -> IntArray:
+        """Return how long a request is on its way to the engines [ps], (j,)."""
         if self._delay is not None:
-            return self._delay + sent_ps
+            return self._delay
         pairs = zip(self._instances, prompt_tokens.tolist(), strict=True)
-        return np.array([spec.engine_arrival_ps(sent_ps, tokens) for spec, tokens in pairs], dtype=np.int64)
+        return np.array([spec.engine_arrival_ps(0, tokens) for spec, tokens in pairs], dtype=np.int64)
 
     def desk(self, fleet: _native.Fleet, columns: RequestColumns) -> _native.Desk | None:
         """Return what decides about the requests of these columns, or None where only `Fleet.decide` can."""
@@ -122,7 +122,7 @@ class Sfs:
             request.predicted_utility,
             request.prompt_tokens,
             request.predicted_output_tokens,
-            cluster.arrivals(sent_ps, request.prompt_tokens),
+            cluster.delays(request.prompt_tokens),
             cluster.hop,
             max_tokens=request.max_tokens,
             priority=request.priority,
@@ -132,6 +132,7 @@ class Sfs:
             latency_weight=self._settings.latency_weight,
             explain=self._explain,
             healthy=healthy,
+            sent=sent_ps,
         )
 
 

@@ -65,7 +65,7 @@ class SfsPlus:
             request.predicted_utility,
             request.prompt_tokens,
             request.predicted_output_tokens,
-            cluster.arrivals(view.now_ps + view.router_delay_ps, request.prompt_tokens),
+            cluster.delays(request.prompt_tokens) + (view.now_ps + view.router_delay_ps),
             cluster.hop,
             now=view.now_ps,
             target_s=request.slo_ttft_ps / PS_PER_S if request.slo_ttft_ps >= 0 else np.inf,

@@ -38,7 +38,7 @@ class NoInstanceError(Exception):
     """No instance may be asked."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LiveDecision:
     """A decision and what it rests on.
 
