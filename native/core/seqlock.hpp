@@ -36,6 +36,7 @@ inline void write_record(const SeqlockRing& ring, std::uint64_t number, std::spa
   slot[0].store(2 * number - 1, std::memory_order_relaxed);
   slot[1].store(count, std::memory_order_release);
   SharedWord* const words = slot + SeqlockRing::kOverhead;
+#pragma GCC unroll 8  // here and below: compilers leave loops over atomic words as they are
   for (std::size_t i = 0; i < count; ++i) words[i].store(record[i], std::memory_order_release);
   slot[0].store(2 * number, std::memory_order_release);
   ring.newest->store(number, std::memory_order_release);
@@ -53,6 +54,7 @@ inline std::uint64_t read_record(const SeqlockRing& ring, std::vector<std::uint6
     record.resize(count);
     const SharedWord* const words = slot + SeqlockRing::kOverhead;
     std::uint64_t* const out = record.data();
+#pragma GCC unroll 8
     for (std::size_t i = 0; i < count; ++i) out[i] = words[i].load(std::memory_order_acquire);
     if (slot[0].load(std::memory_order_relaxed) == 2 * number) return number;
   }
