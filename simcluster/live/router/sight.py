@@ -142,7 +142,8 @@ class LiveSight(Sight):
         self._all: _native.SnapshotReaders | None = None  # while every view shows shared memory
         self._fresh_ns, self._usable_ns = (int(each * 1e9 / speed) for each in (live.fresh_s, live.usable_s))
         self._all_fresh = [FRESH] * len(instances)
-        self._generations, self._num_writers = dict.fromkeys(self._readers, 0), 0
+        self._generations = dict.fromkeys(self._readers, 0)
+        self._num_met = self._num_followed = 0  # publishers, over all instances
         self._streams = [OwnStreams(spec, *mean) for spec, mean in zip(instances, mean_tokens, strict=True)]
         self._heard = [_Heard() for _ in instances]
         self._speed = speed
@@ -181,14 +182,15 @@ class LiveSight(Sight):
         """Learn which publishers have gone or come; between decisions, since the kernel must be asked."""
         if self._all is not None:
             self._all.ask(self._clock_ns())
+            self._num_met = self._all.num_writers
 
     def restarted(self) -> list[tuple[int, _native.SchedulerConfig]]:
         """Return whose publisher was met since the last call, with the options that it really has."""
-        readers = self._readers.values()
-        met = sum(each.generation for each in readers) if self._all is None else self._all.num_writers
-        if met == self._num_writers:
+        if self._all is None:  # each reader has just asked for itself
+            self._num_met = sum(each.generation for each in self._readers.values())
+        if self._num_met == self._num_followed:
             return []
-        self._num_writers = met
+        self._num_followed = self._num_met
         found = [(j, each.config) for j, each in self._readers.items() if each.generation != self._generations[j]]
         self._generations = {j: each.generation for j, each in self._readers.items()}
         return found
