@@ -32,9 +32,11 @@ def test_time_in_which_the_loop_does_not_run_is_left_out() -> None:
             await asyncio.sleep(0)
         assert 0.7 < patience.lost_s() < patience.loop.time() - begin
         assert patience.now_s() - now < 0.5
-        lost = patience.lost_s()
-        await asyncio.sleep(0.2)
-        assert patience.lost_s() - lost < 0.1
+        more = 1.0
+        while more > 0:  # until this machine leaves the loop alone for a moment
+            lost = patience.lost_s()
+            await asyncio.sleep(0.2)
+            more = patience.lost_s() - lost
 
     with_patience(check)
 
@@ -57,9 +59,9 @@ def test_a_limit_ends_a_block_that_takes_too_long() -> None:
 
 def test_a_limit_waits_for_what_takes_several_rounds_of_a_loop_that_hardly_runs() -> None:
     async def check(patience: Patience) -> None:
-        async with patience.limit(0.3):
+        async with patience.limit(1.0):
             for _ in range(6):
-                time.sleep(0.2)
+                time.sleep(0.3)
                 await asyncio.sleep(0)
 
         async def take_too_long() -> None:
