@@ -128,7 +128,8 @@ class MockCluster:
 
         A step is late if it was told of over 1 % of the median TTFT after its end; then clients saw a time that the
         engine did not have, and the speed was too high for this machine. `late_requests_share` is that of the
-        requests that came after the instant at which their sender wanted them to reach the engine; None if none did.
+        requests that came after the instant at which their sender wanted them to reach the engine; None without any
+        that named one.
         """
         ttft_s = self._ttft_s.median()
         late = [each for each in self.hosts if each.num_steps]
