@@ -51,9 +51,12 @@ async def watch_stalls(exchanges: Collection[Exchange], core: RouterCore) -> Non
     longest_s = core.setup.scenario.live.stall_timeout_s
     while True:
         await asyncio.sleep(min(_LOOK_S, longest_s / 4))
-        late = core.patience.now_s() - longest_s
-        for exchange in [each for each in exchanges if each.touched_s and each.touched_s < late]:
-            exchange.stall()
+        now = core.patience.now_s()
+        for exchange in list(exchanges):
+            if exchange.moved:
+                exchange.moved, exchange.still_s = False, now
+            elif exchange.still_s is not None and exchange.still_s < now - longest_s:
+                exchange.stall()
 
 
 async def stopped(task: "asyncio.Task[None]") -> None:

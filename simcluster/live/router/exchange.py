@@ -43,7 +43,8 @@ class Exchange:
         number: stands for it in snapshots.
         tpot_s: its target for the time per token [s], or None.
         outcome: how it ends.
-        touched_s: when something last moved [s of `Patience.now_s`].
+        moved: something has, since somebody last looked.
+        still_s: when it was last seen that something had [s of `Patience.now_s`]; None: nothing flows yet.
         stalled: "" or who kept the other waiting: `upstream` or `client`.
     """
 
@@ -55,7 +56,8 @@ class Exchange:
     number: int
     tpot_s: float | None = None
     outcome: Outcome = field(init=False)
-    touched_s: float = 0.0
+    moved: bool = False
+    still_s: float | None = None
     stalled: str = ""
     _writing: bool = False
     _task: asyncio.Task[None] | None = None
@@ -151,7 +153,7 @@ class Exchange:
         response = _Passed(status=answer.status, headers=self._described(answer.headers))
         meter = Meter(streams=answer.streams)
         self._task = asyncio.current_task()
-        self.touched_s = core.patience.now_s()
+        self.moved = True
         try:
             await self._pump(answer, response, meter, own, instance)
             meter.finish()
@@ -189,7 +191,7 @@ class Exchange:
 
         def note(piece: bytes) -> None:
             meter.feed(piece)
-            self.touched_s = core.patience.now_s()
+            self.moved = True
             if meter.events > own.tokens:
                 now = core.clock.now_ps()
                 if own.tokens == 0:
@@ -213,7 +215,7 @@ class Exchange:
             self._writing = True
             await writer.drain()
             self._writing = False
-            self.touched_s = core.patience.now_s()
+            self.moved = True
         self._writing = transport.get_write_buffer_size() > 0  # the client has not read all
 
     def _judge(self, answer: Answer, meter: Meter) -> None:

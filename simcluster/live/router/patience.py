@@ -10,67 +10,77 @@ from typing import Final, Self
 
 __all__ = ["Limit", "Patience"]
 
-_TICK_S: Final = 0.05  # between two looks at the clock
+_TICK_S: Final = 0.05  # between two looks at the clock, and at the limits
 
 
 class Patience:
-    """Counts the time in which an event loop did not run.
-
-    Attributes:
-        loop: the event loop.
-    """
+    """A clock that stands still while the event loop does not run, and the limits that go by it."""
 
     def __init__(self) -> None:
         """Start to count; call it from the event loop."""
-        self.loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
+        self._limits: set[Limit] = set()
         self._lost_s = 0.0
-        self._due_s = self.loop.time() + _TICK_S
-        self._handle = self.loop.call_at(self._due_s, self._tick)
+        self._due_s = self._loop.time() + _TICK_S
+        self._handle = self._loop.call_at(self._due_s, self._tick)
 
     def close(self) -> None:
-        """Count no more."""
+        """Count no more; nothing is limited any longer."""
         self._handle.cancel()
 
-    def lost_s(self) -> float:
-        """Return how long the event loop has not run so far [s]; what is usual of a busy one does not count."""
-        return self._lost_s + self._late_s()
-
     def now_s(self) -> float:
-        """Return the event loop's clock without the time in which it did not run [s]."""
-        return self.loop.time() - self.lost_s()
+        """Return the event loop's clock without the time in which it did not run [s].
+
+        What is usual of a busy loop, a twentieth of a second at once, counts as running.
+        """
+        now = self._loop.time()
+        return now - self._lost_s - self._late_s(now)
 
     def limit(self, seconds: float) -> "Limit":
-        """Return what limits the time that a block may take [s]; at its end it raises TimeoutError."""
+        """Return what limits the time that a block may take [s], to a twentieth of a second."""
         return Limit(self, seconds)
 
-    def _late_s(self) -> float:
-        late = self.loop.time() - self._due_s
+    def add(self, limit: "Limit") -> None:
+        """Watch a limit."""
+        self._limits.add(limit)
+
+    def remove(self, limit: "Limit") -> None:
+        """Watch a limit no more."""
+        self._limits.discard(limit)
+
+    def _late_s(self, clock_s: float) -> float:
+        late = clock_s - self._due_s
         return late if late > _TICK_S else 0.0
 
     def _tick(self) -> None:
-        self._lost_s += self._late_s()
-        self._due_s = self.loop.time() + _TICK_S
-        self._handle = self.loop.call_at(self._due_s, self._tick)
+        clock_s = self._loop.time()
+        self._lost_s += self._late_s(clock_s)
+        self._due_s = clock_s + _TICK_S
+        for limit in [each for each in self._limits if each.due_s <= clock_s - self._lost_s]:
+            limit.end()
+        self._handle = self._loop.call_at(self._due_s, self._tick)
 
 
 class Limit:
     """Limits the time that a block may take.
 
     Attributes:
-        steps: how often it was set anew.
+        due_s: its end [s of `Patience.now_s`].
+        times: how often it was set anew.
     """
 
-    __slots__ = ("_handle", "_lost_s", "_patience", "_seconds", "_timeout", "steps")
+    __slots__ = ("_patience", "_timeout", "due_s", "times")
 
     def __init__(self, patience: Patience, seconds: float) -> None:
-        self._patience, self._seconds = patience, seconds
+        self._patience = patience
         self._timeout = asyncio.timeout(None)
-        self.steps = 0
+        self.due_s = patience.now_s() + seconds
+        self.times = 0
 
     async def __aenter__(self) -> Self:
         """Start."""
         await self._timeout.__aenter__()
-        self._arm(self._seconds)
+        self._patience.add(self)
         return self
 
     async def __aexit__(
@@ -81,22 +91,15 @@ class Limit:
         Raises:
             TimeoutError: it took too long.
         """
-        self._handle.cancel()
+        self._patience.remove(self)
         await self._timeout.__aexit__(kind, error, trace)
 
     def set_anew(self, seconds: float) -> None:
         """Allow so much time from now on [s]."""
-        self.steps += 1
-        self._handle.cancel()
-        self._arm(seconds)
+        self.times += 1
+        self.due_s = self._patience.now_s() + seconds
 
-    def _arm(self, seconds: float) -> None:
-        self._lost_s = self._patience.lost_s()
-        self._handle = self._patience.loop.call_later(seconds, self._fire)
-
-    def _fire(self) -> None:
-        lost_s = self._patience.lost_s() - self._lost_s
-        if lost_s > 0:
-            self._arm(lost_s)
-        else:
-            self._timeout.reschedule(self._patience.loop.time())
+    def end(self) -> None:
+        """Let the block end now."""
+        self._patience.remove(self)
+        self._timeout.reschedule(0)  # has passed

@@ -200,7 +200,7 @@ class Upstreams:
                     target = self._targets[instance, path] = URL(self.urls[instance] + path)
                 return await self._ask(target, body, headers)
         except TimeoutError as error:
-            raise AttemptError("timeout", gone=limit.steps == 0) from error
+            raise AttemptError("timeout", gone=limit.times == 0) from error
         except aiohttp.ClientConnectorError as error:
             raise AttemptError("refused", gone=True) from error
         except (aiohttp.ClientError, OSError) as error:
