@@ -40,22 +40,34 @@ _SCENARIO = {
 
 @dataclass(frozen=True, slots=True)
 class _Ways:
-    """The direct way and the one through a router.
+    """The direct way, the one through a router, and the one through a proxy that only passes on.
 
     Attributes:
         direct: port of the server.
         routed: port of the router.
         router: its process.
+        bare: port of the proxy.
+        proxy: its process.
     """
 
     direct: int
     routed: int
     router: int
+    bare: int
+    proxy: int
 
-    def cpu_s(self) -> tuple[float, float]:
-        """Return the CPU time of the router so far: all of it, and that in the kernel [s]."""
-        fields = Path(f"/proc/{self.router}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[12]) / _TICKS
+
+def _cpu_s(process: int) -> float:
+    """Return the CPU time of a process so far [s]."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _per_request_ms(process: int, port: int, requests: int, streams: int, gap_ms: int) -> float:
+    """Return the CPU time of a process while so many requests are sent to its port [ms per request]."""
+    before = _cpu_s(process)
+    asyncio.run(_ask(port, requests, streams, gap_ms))
+    return (_cpu_s(process) - before) / requests * 1e3
 
 
 @contextmanager
@@ -72,7 +84,8 @@ def _ways() -> Iterator[_Ways]:
             _program("-m", "simcluster", "router", "serve", str(path), "--port", "0", "--json")
         )
         routed = int(json.loads(_line(router))["url"].rpartition(":")[2])
-        yield _Ways(direct, routed, router.pid)
+        proxy = stack.enter_context(_program("-m", "simcluster.bench.bare_proxy", f"http://127.0.0.1:{direct}"))
+        yield _Ways(direct, routed, router.pid, int(_line(proxy)), proxy.pid)
 
 
 @contextmanager
@@ -117,17 +130,16 @@ async def _ask(port: int, requests: int, streams: int, gap_ms: int) -> list[floa
 
 def _cpu(repeats: int, requests: int, streams: int, gap_ms: int, *, judged: bool) -> Measured:
     """Return the router's CPU time per request [ms], several times."""
-    values, kernel = [], []
+    values, bare = [], []
+    load = (requests, streams, gap_ms)
     with _ways() as ways:
-        asyncio.run(_ask(ways.routed, requests // 4, streams, gap_ms))  # everything has been used once
+        for port in (ways.routed, ways.bare):
+            asyncio.run(_ask(port, requests // 4, streams, gap_ms))  # everything has been used once
         for _ in range(repeats):
-            before = ways.cpu_s()
-            asyncio.run(_ask(ways.routed, requests, streams, gap_ms))
-            spent, in_kernel = (b - a for a, b in zip(before, ways.cpu_s(), strict=True))
-            values.append(spent / requests * 1e3)
-            kernel.append(in_kernel / requests * 1e3)
+            values.append(_per_request_ms(ways.router, ways.routed, *load))
+            bare.append(_per_request_ms(ways.proxy, ways.bare, *load))
     pace = f", {gap_ms} ms apart" if gap_ms else ""
-    size = f"{requests:,} requests, {streams} streams{pace}; of it {median(kernel):.2f} in the kernel"
+    size = f"{requests:,} requests, {streams} streams{pace}; a bare aiohttp proxy by turns {median(bare):.2f}"
     return Measured(tuple(values), size, judged)
 
 
