@@ -897,3 +897,74 @@ class SchedulerWatch:
 
     @property
     def num_known(self) -> int: ...
+
+class EventCounter:
+    """
+    Counts the events of a stream while its bytes pass by, and keeps the last 2,048 bytes.
+    """
+
+    def __init__(self) -> None: ...
+
+    def feed(self, piece: bytes) -> None:
+        """Count the ends of events, two line feeds each, in bytes that pass by."""
+
+    def keep(self, piece: bytes) -> None:
+        """Note bytes whose events are counted elsewhere."""
+
+    @property
+    def events(self) -> int:
+        """So many so far; whoever knows better may set it."""
+
+    @events.setter
+    def events(self, arg: int, /) -> None: ...
+
+    @property
+    def tail(self) -> bytes: ...
+
+class FlowEnd(enum.Enum):
+    """Why a stream flows no more."""
+
+    whole = 0
+    """Its body has ended, and the client's system has all of it."""
+
+    server_left = 1
+    """Before the end."""
+
+    bad_framing = 2
+    """What the server sends is not in chunks."""
+
+    client_left = 3
+
+class StreamRelay:
+    """
+    Passes answers in chunks on from sockets of servers to those of clients, without a thread: call `pump` whenever `file` can be read.
+
+    Source: RFC 9112, section 7.1 (chunks).
+    """
+
+    def __init__(self) -> None: ...
+
+    @property
+    def file(self) -> int:
+        """A descriptor that can be read when there is something to do."""
+
+    def add(self, server: int, client: int, counter: EventCounter, in_chunks: bool) -> int:
+        """
+        Take over a stream between two descriptors that do not block, and return its number.
+
+        The server's body stands between two chunks, and the client was given all before. Nobody else may read the one or write to the other until `remove`. `in_chunks`: the client gets chunks, too.
+        Raises RuntimeError if there are too many open files.
+        """
+
+    def remove(self, id: int) -> None:
+        """Let go of a stream; its sockets stay open."""
+
+    def waits_for_client(self, id: int) -> bool: ...
+
+    @property
+    def num_streams(self) -> int: ...
+
+    def pump(self) -> tuple[list[int], list[tuple[int, FlowEnd, bool]]]:
+        """
+        Pass on what has come, and return which streams moved, and which ended, why, and whether nothing came behind the body. Never waits.
+        """

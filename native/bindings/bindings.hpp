@@ -15,6 +15,7 @@ void bind_bench(nanobind::module_& m);
 void bind_cluster(nanobind::module_& m);
 void bind_channel(nanobind::module_& m);
 void bind_watch(nanobind::module_& m);
+void bind_relay(nanobind::module_& m);
 
 // Move rows of int64 into a NumPy array of shape (rows, columns).
 using Int64Table = nanobind::ndarray<nanobind::numpy, std::int64_t, nanobind::ndim<2>>;

@@ -12,4 +12,5 @@ NB_MODULE(_native, m) {
   bind_cluster(m);
   bind_channel(m);
   bind_watch(m);
+  bind_relay(m);
 }
