@@ -17,6 +17,7 @@ from simcluster.live.router.metrics import RouterMetrics
 from simcluster.live.router.outcome import FINISHED, Outcome
 from simcluster.live.router.own import OwnRequests
 from simcluster.live.router.patience import Patience
+from simcluster.live.router.relay import Relay
 from simcluster.live.router.requests import RequestBuilder
 from simcluster.live.router.sight import LiveSight, SightLog
 from simcluster.live.router.upstream import Upstreams, served_name
@@ -93,6 +94,7 @@ class RouterCore:
         patience: leaves time out in which this process did not run.
         dispatcher: decides.
         upstreams: the servers.
+        relay: passes on what they say.
         served: (j,) what each server calls its model.
         metrics: what it tells about itself.
         requests: makes requests.
@@ -104,6 +106,7 @@ class RouterCore:
     patience: Patience
     dispatcher: Dispatcher
     upstreams: Upstreams
+    relay: Relay
     served: list[str]
     metrics: RouterMetrics
     requests: RequestBuilder
@@ -237,6 +240,7 @@ async def build_core(
         patience=patience,
         dispatcher=dispatcher,
         upstreams=upstreams,
+        relay=Relay(),
         served=await asyncio.gather(*(served_name(upstreams, j, model) for j, model in models)),
         metrics=RouterMetrics(setup.policy, [spec.name for spec in world.instances]),
         requests=requests,

@@ -7,12 +7,14 @@ from typing import Final
 from aiohttp import web
 from multidict import CIMultiDict
 
+from simcluster import _native
 from simcluster.live.openai_api import ApiError, Asked, error_body
 from simcluster.live.router.core import RouterCore
 from simcluster.live.router.dispatcher import LiveDecision, NoInstanceError
 from simcluster.live.router.meter import Meter
 from simcluster.live.router.outcome import FAILED, FINISHED, REJECTED, Outcome
 from simcluster.live.router.own import OwnRequest
+from simcluster.live.router.relay import Passage
 from simcluster.live.router.upstream import Answer, AttemptError, passed_on
 from simcluster.request import Request
 from simcluster.routers.base import SHED
@@ -20,7 +22,6 @@ from simcluster.units import PS_PER_S
 
 __all__ = ["Exchange"]
 
-_MOST_WAITING: Final = 65_536  # bytes for a client, before its server is asked to wait
 _RETRY_AFTER: Final = {"Retry-After": "1"}
 
 
@@ -60,6 +61,7 @@ class Exchange:
     still_s: float | None = None
     stalled: str = ""
     _writing: bool = False
+    _passage: Passage | None = None
     _task: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
@@ -183,14 +185,14 @@ class Exchange:
     async def _pump(
         self, answer: Answer, response: web.StreamResponse, meter: Meter, own: OwnRequest, instance: int
     ) -> None:
-        core, writer = self.core, await response.prepare(self.http)
-        transport = self.http.transport
-        if writer is None or transport is None:
+        core = self.core
+        await response.prepare(self.http)
+        client = self.http.transport
+        if client is None:
             raise ConnectionResetError
         in_chunks = response.headers.get("Transfer-Encoding") == "chunked"
 
-        def note(piece: bytes) -> None:
-            meter.feed(piece)
+        def came() -> None:
             self.moved = True
             if meter.events > own.tokens:
                 now = core.clock.now_ps()
@@ -200,23 +202,40 @@ class Exchange:
                 own.tokens = meter.events
                 core.sight.tokens_came(instance, now)
 
-        def take(piece: bytes) -> bool:
-            if transport.is_closing():
-                return False
-            transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if in_chunks else piece)
-            note(piece)
-            return transport.get_write_buffer_size() <= _MOST_WAITING
-
-        note(answer.first)  # before a client that does not read may hold it up
-        await response.write(answer.first)  # together with the head
-        while not await answer.flow(take):
-            if transport.is_closing():
-                raise ConnectionResetError
+        piece = answer.first
+        while piece:
+            meter.feed(piece)
+            came()  # before a client that does not read may hold it up
             self._writing = True
-            await writer.drain()
+            await response.write(piece)  # the first one together with the head
             self._writing = False
             self.moved = True
-        self._writing = transport.get_write_buffer_size() > 0  # the client has not read all
+            if meter.events and answer.connection is not None:
+                self._passage = core.relay.open(answer.connection, client, meter.counter, came, in_chunks=in_chunks)
+            if self._passage is not None:
+                break
+            piece = await answer.piece()
+        if self._passage is not None:
+            await self._flow(self._passage)
+        self._writing = client.get_write_buffer_size() > 0  # the client has not read all
+
+    async def _flow(self, passage: Passage) -> None:
+        """Let the rest of the answer flow.
+
+        Raises:
+            AttemptError: the server broke off.
+            ConnectionResetError: the client has left.
+        """
+        try:
+            why = await passage.ended
+        finally:
+            self._writing = passage.waits_for_client
+            passage.close()
+        if why == _native.FlowEnd.client_left:
+            self._writing = True
+            raise ConnectionResetError
+        if why != _native.FlowEnd.whole:
+            raise AttemptError("disconnected")
 
     def _judge(self, answer: Answer, meter: Meter) -> None:
         outcome = self.outcome
@@ -249,6 +268,7 @@ class Exchange:
         if self._task is not None:
             transport = self.http.transport
             unread = self._writing or (transport is not None and transport.get_write_buffer_size() > 0)
+            unread = unread or (self._passage is not None and self._passage.waits_for_client)
             self.stalled = "client" if unread else "upstream"
             self._task.cancel()
 

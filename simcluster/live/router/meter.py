@@ -3,10 +3,11 @@
 import json
 from typing import Any, Final
 
+from simcluster import _native
+
 __all__ = ["Meter"]
 
 _END: Final = b"\n\n"
-_TAIL: Final = 2048  # bytes kept of the end, where the usage is
 _MOST_WHOLE: Final = 1 << 20  # bytes of an answer in one piece that are looked at
 
 
@@ -17,7 +18,7 @@ class Meter:
     usage counts as one token until that tells the true number.
 
     Attributes:
-        events: events with a token so far; the first token has come if it is above 0.
+        counter: counts events where `feed` is not told of them.
         completion_tokens: as the server counts them; None before or without a usage.
         prompt_tokens: likewise.
         is_done: the stream ended as it should.
@@ -30,50 +31,47 @@ class Meter:
         Args:
             streams: the answer comes in events, not in one piece.
         """
-        self.events = 0
+        self.counter = _native.EventCounter()
         self.completion_tokens: int | None = None
         self.prompt_tokens: int | None = None
         self.is_done = False
         self.error = False
         self._streams = streams
         self._head = b""  # what came before the first token
-        self._last = b""  # the last byte, since an end may be cut in two
-        self._tail = b""
+        self._whole = b""  # an answer in one piece
 
     def feed(self, piece: bytes) -> None:
         """Look at bytes that pass by."""
         if not self._streams:
-            if len(self._tail) <= _MOST_WHOLE:
-                self._tail += piece
-            return
-        if self.events == 0:
-            self._look_for_token(piece)
+            if len(self._whole) <= _MOST_WHOLE:
+                self._whole += piece
+        elif self.counter.events:
+            self.counter.feed(piece)
         else:
-            self.events += piece.count(_END)
-            if self._last == b"\n" and piece[:1] == b"\n" and piece[:2] != _END:
-                self.events += 1
-        self._last = piece[-1:]
-        self._tail = piece[-_TAIL:] if len(piece) >= _TAIL else (self._tail + piece)[-_TAIL:]
+            self._look_for_token(piece)
+            self.counter.keep(piece)
 
     def _look_for_token(self, piece: bytes) -> None:
         self._head += piece
         *events, rest = self._head.split(_END)
+        count = 0
         for event in events:
-            if self.events or _has_token(event):
-                self.events += 1
-        self._head = b"" if self.events else rest
+            if count or _has_token(event):
+                count += 1
+        self._head = b"" if count else rest
+        self.counter.events = count
 
     def finish(self) -> None:
         """Read the end of the answer."""
         if not self._streams:
-            if len(self._tail) <= _MOST_WHOLE:
-                self._take(_parsed(self._tail))
+            if len(self._whole) <= _MOST_WHOLE:
+                self._take(_parsed(self._whole))
             self.is_done = True
             return
-        events = [each for each in self._tail.split(_END) if each.strip()]
+        events = [each for each in self.counter.tail.split(_END) if each.strip()]
         if events and events[-1].strip() == b"data: [DONE]":
             self.is_done = True
-            self.events -= bool(self.events)
+            self.counter.events -= bool(self.counter.events)
             events.pop()
         for event in events[-2:]:
             if b'"usage"' in event or b'"error"' in event:
@@ -87,6 +85,11 @@ class Meter:
         if isinstance(usage, dict):
             self.completion_tokens = _count(usage.get("completion_tokens"))
             self.prompt_tokens = _count(usage.get("prompt_tokens"))
+
+    @property
+    def events(self) -> int:
+        """Events with a token so far; the first token has come if it is above 0."""
+        return self.counter.events
 
     @property
     def tokens(self) -> int:

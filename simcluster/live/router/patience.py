@@ -66,16 +66,14 @@ class Limit:
 
     Attributes:
         due_s: its end [s of `Patience.now_s`].
-        times: how often it was set anew.
     """
 
-    __slots__ = ("_patience", "_timeout", "due_s", "times")
+    __slots__ = ("_patience", "_timeout", "due_s")
 
     def __init__(self, patience: Patience, seconds: float) -> None:
         self._patience = patience
         self._timeout = asyncio.timeout(None)
         self.due_s = patience.now_s() + seconds
-        self.times = 0
 
     async def __aenter__(self) -> Self:
         """Start."""
@@ -96,7 +94,6 @@ class Limit:
 
     def set_anew(self, seconds: float) -> None:
         """Allow so much time from now on [s]."""
-        self.times += 1
         self.due_s = self._patience.now_s() + seconds
 
     def end(self) -> None:

@@ -61,6 +61,7 @@ class RouterServer:
         """
         self.core = core = await build_core(self._setup, self._endpoints, self._urls, self._requests)
         self._exit.callback(core.patience.close)
+        self._exit.callback(core.relay.close)
         self._exit.push_async_callback(core.upstreams.close)
         metered = [j for j, each in enumerate(self._endpoints) if each.source == METRICS]
         for run in (watch_stalls(self._exchanges, core), meet_publishers(core), *(scrape(core, j) for j in metered)):

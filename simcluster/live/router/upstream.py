@@ -1,20 +1,20 @@
 """One attempt at a request: ask a server, wait for the first bytes of its answer, pass the rest on as it comes."""
 
-import io
+import asyncio
 import json
-from collections.abc import Callable, Mapping
+import ssl
+from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import ClassVar, Final
-from weakref import WeakSet
+from typing import Final
 
 import aiohttp
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from simcluster.live.router.patience import Limit, Patience
-from simcluster.live.router.tap import Tap
+from simcluster.live.router.connection import BrokenError, Connection
+from simcluster.live.router.patience import Patience
 from simcluster.scenario import Live
 
 __all__ = ["Answer", "AttemptError", "Upstreams", "passed_on", "served_name"]
@@ -27,11 +27,7 @@ _HOP: Final = frozenset(
     }
 )
 _MOST_ERROR_BYTES: Final = 65_536
-_BUFFER: Final = 65_536
-_LARGE: Final = 2**19  # bytes
 _NAME_S: Final = 2.0  # for the name of a model
-# Of the attempt that a task makes, and how long it may take from when it is connected [s].
-_LIMIT: Final[ContextVar[tuple[Limit, float] | None]] = ContextVar("_LIMIT", default=None)
 _KEEP_S: Final = 3.0  # an idle connection; vLLM's server closes it after 5 s
 
 
@@ -58,56 +54,40 @@ class Answer:
     Attributes:
         status: HTTP status.
         headers: those to pass on.
-        first: the first piece of the body; all of it if `response` is None.
-        response: where the rest comes from.
+        first: the first piece of the body; all of it if `connection` is None.
+        connection: where the rest comes from.
+        server: which it is.
     """
 
     status: int
     headers: CIMultiDict[str]
     first: bytes
-    response: aiohttp.ClientResponse | None = None
+    connection: Connection | None = None
+    server: "_Server | None" = None
 
     @property
     def streams(self) -> bool:
         """Whether it comes in events."""
         return self.headers.get("Content-Type", "").startswith("text/event-stream")
 
-    async def flow(self, take: Callable[[bytes], bool]) -> bool:
-        """Give away what comes after the first piece.
-
-        Args:
-            take: is given the pieces as they come, and says whether it wants more.
-
-        Returns:
-            Whether that was all; else `take` wanted no more, and the rest can still be asked for.
+    async def piece(self) -> bytes:
+        """Return what comes next, b"" at the end.
 
         Raises:
             AttemptError: the server broke off.
         """
-        if self.response is None:
-            return True
-        content = self.response.content
+        if self.connection is None:
+            return b""
         try:
-            while piece := content.read_nowait():
-                if not take(piece):
-                    return content.at_eof()
-            if content.is_eof():
-                return True
-            connection = self.response.connection
-            if connection is None or connection.transport is None:
-                raise AttemptError("disconnected")
-            tap = Tap(connection.transport, content, take)
-            try:
-                return await tap.ended
-            finally:
-                tap.close()
-        except (aiohttp.ClientError, OSError) as error:
+            return await self.connection.piece()
+        except BrokenError as error:
             raise AttemptError("disconnected") from error
 
     def close(self) -> None:
         """Let go of the server, which ends the request there if it goes on."""
-        if self.response is not None:
-            self.response.close()
+        connection, self.connection = self.connection, None
+        if connection is not None and connection.release() and self.server is not None:
+            self.server.keep(connection)
 
 
 def passed_on(headers: CIMultiDictProxy[str] | Mapping[str, str]) -> CIMultiDict[str]:
@@ -116,33 +96,59 @@ def passed_on(headers: CIMultiDictProxy[str] | Mapping[str, str]) -> CIMultiDict
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP | named)
 
 
-class _StaleConnectionError(aiohttp.ServerDisconnectedError):
+class _StaleConnectionError(Exception):
     """A connection that had been used before was closed; the server need not even have seen the request."""
 
 
-class _Response(aiohttp.ClientResponse):
-    """An answer that knows whether its connection had been used before, and says when there is one."""
+class _Server:
+    """One server, and the connections to it that are idle."""
 
-    _used: ClassVar[WeakSet[object]] = WeakSet()  # connections
+    def __init__(self, url: URL) -> None:
+        self._host, self._port, self._prefix = url.host or "", url.port or 80, url.raw_path.rstrip("/")
+        self._tls = ssl.create_default_context() if url.scheme == "https" else None
+        shown = f"[{self._host}]" if ":" in self._host else str(url.raw_host)
+        self._fixed = f"Host: {shown}" if url.is_default_port() else f"Host: {shown}:{self._port}"
+        self._loop = asyncio.get_running_loop()
+        self._idle: deque[tuple[float, Connection]] = deque()  # since when, the oldest first
 
-    async def start(self, connection: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
-        """Read the answer's head.
+    def request(self, path: str, headers: CIMultiDict[str], body: bytes) -> bytes:
+        """Return a request as it is sent."""
+        lines = [f"POST {self._prefix}{path} HTTP/1.1", self._fixed, f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        return "\r\n".join((*lines, "\r\n")).encode("utf-8", "surrogateescape") + body
+
+    async def connect(self) -> Connection:
+        """Return a new connection.
 
         Raises:
-            _StaleConnectionError: there was none, and the connection is to blame.
+            OSError: there is none to be had.
         """
-        limit = _LIMIT.get()
-        if limit is not None:
-            limit[0].set_anew(limit[1])
-        ours = connection.protocol
-        assert ours is not None  # it is open
-        if ours not in self._used:
-            self._used.add(ours)
-            return await super().start(connection)
-        try:
-            return await super().start(connection)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            raise _StaleConnectionError from error
+        _, connection = await self._loop.create_connection(Connection, self._host, self._port, ssl=self._tls)
+        return connection
+
+    def kept(self) -> Connection | None:
+        """Return a connection that was used before and is open."""
+        self.sweep()
+        while self._idle:
+            _, connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        return None
+
+    def keep(self, connection: Connection) -> None:
+        """Keep a connection for a while."""
+        self._idle.append((self._loop.time(), connection))
+
+    def sweep(self) -> None:
+        """Close what has been idle for too long."""
+        oldest = self._loop.time() - _KEEP_S
+        while self._idle and self._idle[0][0] < oldest:
+            self._idle.popleft()[1].close()
+
+    def close(self) -> None:
+        """Close all that is idle."""
+        while self._idle:
+            self._idle.pop()[1].close()
 
 
 class Upstreams:
@@ -150,32 +156,34 @@ class Upstreams:
 
     Attributes:
         urls: (j,) their addresses.
-        session: the client.
+        session: asks questions, `/metrics` and the like.
     """
 
     def __init__(self, urls: list[str], live: Live, patience: Patience) -> None:
         """Open the client; call it from the event loop."""
         self.urls = urls
         self._patience = patience
-        self._targets: dict[tuple[int, str], URL] = {}  # parsed once
         self._live = live
-        self.session = self._session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_S))
-        self._anew = self._session(aiohttp.TCPConnector(limit=0, force_close=True))
-
-    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=connector,
+        self._servers = [_Server(URL(url)) for url in urls]
+        self._sweeper = asyncio.create_task(self._sweep())
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_S),
             timeout=aiohttp.ClientTimeout(total=None),
-            auto_decompress=False,
-            read_bufsize=_BUFFER,
             cookie_jar=aiohttp.DummyCookieJar(),
-            response_class=_Response,
         )
 
     async def close(self) -> None:
         """Close all connections."""
+        self._sweeper.cancel()
+        for server in self._servers:
+            server.close()
         await self.session.close()
-        await self._anew.close()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_KEEP_S / 2)
+            for server in self._servers:
+                server.sweep()
 
     async def ask(self, instance: int, path: str, body: bytes, headers: CIMultiDict[str], *, stream: bool) -> Answer:
         """Send a request and wait for the beginning of the answer.
@@ -190,48 +198,22 @@ class Upstreams:
         Raises:
             AttemptError: there was none.
         """
-        live = self._live
-        limit = self._patience.limit(live.connect_timeout_s)
-        token = _LIMIT.set((limit, live.first_byte_timeout_s if stream else live.whole_timeout_s))
+        live, server = self._live, self._servers[instance]
+        request = server.request(path, headers, body)
+        patience_s = live.first_byte_timeout_s if stream else live.whole_timeout_s
+        connection = server.kept()
         try:
-            async with limit:
-                target = self._targets.get((instance, path))
-                if target is None:
-                    target = self._targets[instance, path] = URL(self.urls[instance] + path)
-                return await self._ask(target, body, headers)
+            async with self._patience.limit(patience_s) as limit:
+                if connection is not None:
+                    with suppress(_StaleConnectionError):
+                        return await _ask(server, connection, request)
+                    connection = None
+                limit.set_anew(live.connect_timeout_s)
+                connection = await _connected(server)
+                limit.set_anew(patience_s)
+                return await _ask(server, connection, request)
         except TimeoutError as error:
-            raise AttemptError("timeout", gone=limit.times == 0) from error
-        except aiohttp.ClientConnectorError as error:
-            raise AttemptError("refused", gone=True) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise AttemptError("disconnected") from error
-        finally:
-            _LIMIT.reset(token)
-
-    async def _ask(self, url: URL, body: bytes, headers: CIMultiDict[str]) -> Answer:
-        response = await self._post(url, body, headers)
-        try:
-            status, kept = response.status, passed_on(response.headers)
-            if status == 429 or status >= 500:
-                said = Answer(status, kept, await response.content.read(_MOST_ERROR_BYTES))
-                response.close()
-                if status == 429:
-                    raise AttemptError("busy", fault=False, answer=said)
-                raise AttemptError(f"status_{status}", answer=said)
-            first = await response.content.readany()
-            if not first and kept.get("Content-Type", "").startswith("text/event-stream"):
-                raise AttemptError("disconnected")
-        except BaseException:  # a client that leaves, too
-            response.close()
-            raise
-        return Answer(status, kept, first, response)
-
-    async def _post(self, url: URL, body: bytes, headers: CIMultiDict[str]) -> aiohttp.ClientResponse:
-        """Send a request; once more if a server closed an idle connection at that moment, which is nobody's fault."""
-        try:
-            return await self.session.post(url, data=_payload(body), headers=headers, allow_redirects=False)
-        except _StaleConnectionError:
-            return await self._anew.post(url, data=_payload(body), headers=headers, allow_redirects=False)
+            raise AttemptError("timeout", gone=connection is None) from error
 
     async def get(self, instance: int, path: str, timeout_s: float) -> bytes | None:
         """Return what a server says at a path, None if it does not answer in time or with another status than 200."""
@@ -242,9 +224,50 @@ class Upstreams:
             return None
 
 
-def _payload(body: bytes) -> bytes | io.BytesIO:
-    """Return a body as aiohttp wants it, so that a large one is sent piece by piece."""
-    return body if len(body) < _LARGE else io.BytesIO(body)
+async def _connected(server: _Server) -> Connection:
+    try:
+        return await server.connect()
+    except TimeoutError:  # of the system or of the router
+        raise
+    except OSError as error:
+        raise AttemptError("refused", gone=True) from error
+
+
+async def _ask(server: _Server, connection: Connection, request: bytes) -> Answer:
+    """Send a request, and wait for the first piece of its answer.
+
+    Raises:
+        _StaleConnectionError: the connection had been used before, and was closed before anything came.
+        AttemptError: nothing came, or what it is to be told another server.
+    """
+    answer = Answer(0, CIMultiDict(), b"", connection, server)
+    try:
+        connection.ask(request)
+        await connection.head()
+        answer.status, answer.headers = connection.status, passed_on(connection.headers)
+        if answer.status == 429 or answer.status >= 500:
+            raise await _refusal(answer)
+        answer.first = await connection.piece()
+        if not answer.first and answer.streams:
+            raise BrokenError("an answer without an event")
+    except BrokenError as error:
+        stale = connection.is_used and not connection.has_begun
+        answer.close()
+        raise _StaleConnectionError if stale else AttemptError("disconnected") from error
+    except BaseException:  # a client that leaves, too
+        answer.close()
+        raise
+    return answer
+
+
+async def _refusal(answer: Answer) -> AttemptError:
+    said = b""
+    while len(said) < _MOST_ERROR_BYTES and (piece := await answer.piece()):
+        said += piece
+    whole = Answer(answer.status, answer.headers, said[:_MOST_ERROR_BYTES])
+    if answer.status == 429:
+        return AttemptError("busy", fault=False, answer=whole)
+    return AttemptError(f"status_{answer.status}", answer=whole)
 
 
 async def served_name(upstreams: Upstreams, instance: int, model: str) -> str:
