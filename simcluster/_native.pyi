@@ -925,7 +925,7 @@ class FlowEnd(enum.Enum):
     """Why a stream flows no more."""
 
     whole = 0
-    """Its body has ended, and the client's system has all of it."""
+    """Its body has ended; the last piece is left to the caller."""
 
     server_left = 1
     """Before the end."""
@@ -964,7 +964,7 @@ class StreamRelay:
     @property
     def num_streams(self) -> int: ...
 
-    def pump(self) -> tuple[list[int], list[tuple[int, FlowEnd, bool]]]:
+    def pump(self) -> tuple[list[int], list[tuple[int, FlowEnd, bytes, bool]]]:
         """
-        Pass on what has come, and return which streams moved, and which ended, why, and whether nothing came behind the body. Never waits.
+        Pass on what has come, and return which streams moved, and which ended, why, with what content that the client was not given, and whether nothing came behind the body. Never waits.
         """

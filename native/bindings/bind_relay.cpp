@@ -37,11 +37,11 @@ void bind_counter(nb::module_& m) {
 void bind_relay(nb::module_& m) {
   bind_counter(m);
   nb::enum_<FlowEnd>(m, "FlowEnd", "Why a stream flows no more.")
-      .value("whole", FlowEnd::whole, "Its body has ended, and the client's system has all of it.")
+      .value("whole", FlowEnd::whole, "Its body has ended; the last piece is left to the caller.")
       .value("server_left", FlowEnd::server_left, "Before the end.")
       .value("bad_framing", FlowEnd::bad_framing, "What the server sends is not in chunks.")
       .value("client_left", FlowEnd::client_left);
-  using News = std::tuple<std::vector<StreamRelay::Id>, std::vector<std::tuple<StreamRelay::Id, FlowEnd, bool>>>;
+  using News = std::tuple<std::vector<StreamRelay::Id>, std::vector<std::tuple<StreamRelay::Id, FlowEnd, nb::bytes, bool>>>;
   nb::class_<StreamRelay>(m, "StreamRelay",
                           "Passes answers in chunks on from sockets of servers to those of clients, without a thread: "
                           "call `pump` whenever `file` can be read.\n\n"
@@ -62,9 +62,12 @@ void bind_relay(nb::module_& m) {
             const StreamRelay::News& news = relay.pump();
             News told;
             std::get<0>(told) = news.moved;
-            for (const auto& each : news.ended) std::get<1>(told).emplace_back(each.id, each.end, each.is_clean);
+            for (const auto& each : news.ended) {
+              std::get<1>(told).emplace_back(each.id, each.end, nb::bytes(each.last.data(), each.last.size()),
+                                             each.is_clean);
+            }
             return told;
           },
-          "Pass on what has come, and return which streams moved, and which ended, why, and whether nothing came behind "
-          "the body. Never waits.");
+          "Pass on what has come, and return which streams moved, and which ended, why, with what content that the client "
+          "was not given, and whether nothing came behind the body. Never waits.");
 }

@@ -106,10 +106,10 @@ void StreamRelay::read(Id id, Stream& stream) {
   news_.moved.push_back(id);
   char* const content = out_.data() + kFrame;
   const std::size_t count = stream.reader.read({in_.data(), static_cast<std::size_t>(got)}, content);
-  stream.has_ended = stream.reader.ended();
   stream.is_clean = stream.reader.num_left() == 0;
   if (count > 0) {
     stream.counter->feed({content, count});
+    if (stream.reader.ended()) return end(id, stream, FlowEnd::whole, {content, count});
     switch (send(stream, stream.in_chunks ? framed(content, count) : std::string_view(content, count))) {
       case Sent::client_left:
         return end(id, stream, FlowEnd::client_left);
@@ -122,7 +122,7 @@ void StreamRelay::read(Id id, Stream& stream) {
     }
   }
   if (stream.reader.broken()) return end(id, stream, FlowEnd::bad_framing);
-  if (stream.has_ended && stream.waiting.empty()) end(id, stream, FlowEnd::whole);
+  if (stream.reader.ended()) end(id, stream, FlowEnd::whole);
 }
 
 void StreamRelay::write(Id id, Stream& stream) {
@@ -131,7 +131,6 @@ void StreamRelay::write(Id id, Stream& stream) {
   if (sent == Sent::client_left) return end(id, stream, FlowEnd::client_left);
   if (stream.waiting.size() < rest.size()) news_.moved.push_back(id);
   if (sent == Sent::some) return;
-  if (stream.has_ended) return end(id, stream, FlowEnd::whole);
   ignore(stream.client);
   watch(stream.server, id, EPOLLIN);
 }
@@ -150,10 +149,10 @@ StreamRelay::Sent StreamRelay::send(Stream& stream, std::string_view bytes) {
   return Sent::all;
 }
 
-void StreamRelay::end(Id id, Stream& stream, FlowEnd why) {
+void StreamRelay::end(Id id, Stream& stream, FlowEnd why, std::string_view last) {
   ignore(stream.server);
   ignore(stream.client);
-  news_.ended.push_back({id, why, stream.is_clean});
+  news_.ended.push_back({id, why, std::string(last), stream.is_clean});
 }
 
 void StreamRelay::watch(int file, Id id, std::uint32_t events) {

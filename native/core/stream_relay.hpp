@@ -17,7 +17,7 @@ namespace simcluster {
 
 // Why a stream flows no more.
 enum class FlowEnd : std::uint8_t {
-  whole,        // its body has ended, and the client's system has all of it
+  whole,        // its body has ended, and the client's system has all but what is given out as the last piece
   server_left,  // before the end
   bad_framing,  // what the server sends is not in chunks
   client_left,
@@ -29,6 +29,7 @@ class StreamRelay {
   struct Ended {
     Id id = 0;
     FlowEnd end = FlowEnd::whole;
+    std::string last;       // content that came with the end, and can leave together with that of the client's answer
     bool is_clean = false;  // nothing came behind the body: the server can be asked again
   };
   struct News {
@@ -61,7 +62,6 @@ class StreamRelay {
   struct Stream {
     int server = -1, client = -1;  // copies: should the socket be closed elsewhere, its number is not used again
     bool in_chunks = true;
-    bool has_ended = false;  // the body; what waits has yet to be sent
     bool is_clean = false;
     std::shared_ptr<EventCounter> counter;
     ChunkReader reader;
@@ -72,7 +72,7 @@ class StreamRelay {
   void read(Id id, Stream& stream);
   void write(Id id, Stream& stream);
   Sent send(Stream& stream, std::string_view bytes);
-  void end(Id id, Stream& stream, FlowEnd why);
+  void end(Id id, Stream& stream, FlowEnd why, std::string_view last = {});
   void watch(int file, Id id, std::uint32_t events);
   void ignore(int file);
 

@@ -163,7 +163,7 @@ def _prompt(body: dict[str, Any]) -> tuple[str | None, int | None]:
         prompt = prompt[0]
     if isinstance(prompt, str) and prompt:
         return prompt, None
-    if isinstance(prompt, list) and prompt and all(type(each) is int and each >= 0 for each in prompt):
+    if isinstance(prompt, list) and set(map(type, prompt)) == {int} and min(prompt) >= 0:
         return None, len(prompt)
     raise ApiError(400, "prompt must be one text or one list of token ids, and not empty", "prompt")
 

@@ -14,17 +14,19 @@ Price = tuple[float, float]
 """Of prompt tokens and of output tokens [USD per million tokens = micro-dollars per token]."""
 
 
-def expected_cost(prompt_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, prices: Sequence[Price]) -> FloatArray:
+def expected_cost(
+    prompt_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, prices: Sequence[Price] | FloatArray
+) -> FloatArray:
     """Return `prompt * price_in + output * price_out` [micro-dollars], (n, j).
 
     Args:
         prompt_tokens: (n, j) [tokens].
         output_tokens: (n, j) predicted answer lengths [tokens].
-        prices: of each of the j columns.
+        prices: of each of the j columns; as an array (j, 2).
 
     Source: paper section 3.
     """
-    table = np.array(prices, dtype=np.float64)
+    table = np.asarray(prices, dtype=np.float64)
     cost: FloatArray = np.asarray(prompt_tokens) * table[:, 0] + np.asarray(output_tokens) * table[:, 1]
     return cost
 

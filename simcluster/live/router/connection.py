@@ -95,6 +95,11 @@ class Connection(asyncio.Protocol):
     # -- between requests, and the end
 
     @property
+    def is_read(self) -> bool:
+        """Whether the answer's body has ended and `piece` has nothing more."""
+        return self.is_whole and not self._pieces
+
+    @property
     def is_open(self) -> bool:
         """Whether it can be asked something."""
         return self._broken is None and self._transport is not None and not self._transport.is_closing()
@@ -102,7 +107,7 @@ class Connection(asyncio.Protocol):
     def release(self) -> bool:
         """Let go of the answer; False if the connection cannot be used again, which closes it."""
         transport = self._transport
-        may_stay = self.is_whole and self._stays_open and not self._pieces and self.is_open
+        may_stay = self.is_read and self._stays_open and self.is_open
         if not may_stay or transport is None or transport.get_write_buffer_size():
             self.close()
             return False

@@ -157,9 +157,10 @@ class Exchange:
         self._task = asyncio.current_task()
         self.moved = True
         try:
-            await self._pump(answer, response, meter, own, instance)
+            last = await self._pump(answer, response, meter, own, instance)
             meter.finish()
-            await response.write_eof()
+            self._writing = self._writing or bool(last)
+            await response.write_eof(last)
             self._judge(answer, meter)
         except AttemptError as error:
             core.dispatcher.health[instance].failed(self.number, core.clock.now_ps(), core.setup.scenario.live)
@@ -184,7 +185,13 @@ class Exchange:
 
     async def _pump(
         self, answer: Answer, response: web.StreamResponse, meter: Meter, own: OwnRequest, instance: int
-    ) -> None:
+    ) -> bytes:
+        """Pass an answer on but for its last piece, which is to leave together with the end.
+
+        Raises:
+            AttemptError: the server broke off.
+            ConnectionError: the client has left.
+        """
         core = self.core
         await response.prepare(self.http)
         client = self.http.transport
@@ -203,9 +210,11 @@ class Exchange:
                 core.sight.tokens_came(instance, now)
 
         piece = answer.first
-        while piece:
+        while True:
             meter.feed(piece)
             came()  # before a client that does not read may hold it up
+            if answer.is_whole:
+                break
             self._writing = True
             await response.write(piece)  # the first one together with the head
             self._writing = False
@@ -213,21 +222,21 @@ class Exchange:
             if meter.events and answer.connection is not None:
                 self._passage = core.relay.open(answer.connection, client, meter.counter, came, in_chunks=in_chunks)
             if self._passage is not None:
+                piece = await self._flow(self._passage)
                 break
             piece = await answer.piece()
-        if self._passage is not None:
-            await self._flow(self._passage)
         self._writing = client.get_write_buffer_size() > 0  # the client has not read all
+        return piece
 
-    async def _flow(self, passage: Passage) -> None:
-        """Let the rest of the answer flow.
+    async def _flow(self, passage: Passage) -> bytes:
+        """Let the rest of the answer flow but for its last piece.
 
         Raises:
             AttemptError: the server broke off.
             ConnectionResetError: the client has left.
         """
         try:
-            why = await passage.ended
+            why, last = await passage.ended
         finally:
             self._writing = passage.waits_for_client
             passage.close()
@@ -236,6 +245,7 @@ class Exchange:
             raise ConnectionResetError
         if why != _native.FlowEnd.whole:
             raise AttemptError("disconnected")
+        return last
 
     def _judge(self, answer: Answer, meter: Meter) -> None:
         outcome = self.outcome

@@ -17,26 +17,26 @@ class Passage:
 
     Attributes:
         came: called when something has moved.
-        ended: why it flows no more; cancelled if nobody is to know.
+        ended: why it flows no more, and what is left to be written to the client.
     """
 
     __slots__ = ("_connection", "_id", "_relay", "came", "ended")
 
     def __init__(self, relay: "Relay", id: int, connection: Connection, came: Callable[[], None]) -> None:  # noqa: A002
         self._relay, self._id, self._connection, self.came = relay, id, connection, came
-        self.ended: asyncio.Future[_native.FlowEnd] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[tuple[_native.FlowEnd, bytes]] = asyncio.get_running_loop().create_future()
 
     @property
     def waits_for_client(self) -> bool:
         """Whether the client has yet to take what came."""
         return self._relay.native.waits_for_client(self._id)
 
-    def end(self, why: _native.FlowEnd, *, is_clean: bool) -> None:
+    def end(self, why: _native.FlowEnd, last: bytes, *, is_clean: bool) -> None:
         """Note the end; `is_clean`: nothing came behind it."""
         self._connection.returned(is_whole=why == _native.FlowEnd.whole, is_clean=is_clean)
         self._let_go()
         if not self.ended.done():
-            self.ended.set_result(why)
+            self.ended.set_result((why, last))
 
     def close(self) -> None:
         """Let nothing flow any more."""
@@ -84,7 +84,7 @@ class Relay:
             client: gets the rest of the body; all before it was written to it.
             counter: counts its events.
             came: called when something has moved.
-            in_chunks: the client gets chunks, too; the last one is left to the caller.
+            in_chunks: the client gets chunks, too; the last one, and what came with the end, is left to the caller.
         """
         if client.is_closing() or client.get_write_buffer_size():
             return None
@@ -103,5 +103,5 @@ class Relay:
         moved, ended = self.native.pump()
         for number in moved:
             self.passages[number].came()
-        for number, why, is_clean in ended:
-            self.passages[number].end(why, is_clean=is_clean)
+        for number, why, last, is_clean in ended:
+            self.passages[number].end(why, last, is_clean=is_clean)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -95,8 +95,11 @@ class PromptRequests:
         self._groups = world.known.group_of_instance
         first = [int(np.flatnonzero(self._groups == g)[0]) for g in range(int(self._groups.max()) + 1)]
         specs = [world.instances[j] for j in first]
-        self._prices = [(spec.price_in, spec.price_out) for spec in specs]
-        self._means = (world.known.predicted_output_tokens.mean(axis=0), world.known.predicted_quality.mean(axis=0))
+        self._prices = np.array([(spec.price_in, spec.price_out) for spec in world.instances])
+        means = (world.known.predicted_output_tokens.mean(axis=0), world.known.predicted_quality.mean(axis=0))
+        self._means: tuple[FloatArray, FloatArray] = (means[0][self._groups], means[1][self._groups])
+        self._mean_tokens = lru_cache(1024)(partial(_in_tokens, self._means[0]))  # by limit
+        self._ones = np.ones(len(world.instances), dtype=np.int64)
         tokenizer = None
         if routing.tokenizer is not None:
             tokenizer = find_file(routing.tokenizer, ROOM, ".json", path.parent, f"{path}: routing.tokenizer")
@@ -136,32 +139,30 @@ class PromptRequests:
             look = partial(self._look, text, asked.token_ids, self._there)
             prompt, lengths, quality = await asyncio.get_running_loop().run_in_executor(self._others, look)
         limit = -1 if asked.max_tokens is None else asked.max_tokens
-        expected: IntArray = np.maximum(np.rint(lengths), 1).astype(np.int64)
-        if limit > 0:
-            expected = np.minimum(expected, limit)
-        cost = expected_cost(prompt, expected, self._prices)
-        groups = self._groups
-        utility: FloatArray = quality - self._cost_weight * cost
+        is_mean = lengths is self._means[0]  # copied, since a policy may write into what it gets
+        expected = self._mean_tokens(limit).copy() if is_mean else _in_tokens(lengths, limit)
+        utility: FloatArray = quality - self._cost_weight * expected_cost(prompt, expected, self._prices)
         return Request(
             index=number,
             arrival_ps=arrival_ps,
-            prompt_tokens=np.full(len(groups), prompt, dtype=np.int64),
+            prompt_tokens=self._ones * prompt,
             max_tokens=limit,
             priority=asked.priority,
             slo_ttft_ps=self._target_ps(prompt, target_ms),
-            predicted_output_tokens=expected[groups],
-            predicted_utility=utility[groups],
+            predicted_output_tokens=expected,
+            predicted_utility=utility,
             session_id=headers.get(SESSION_HEADER),
-            predicted_quality=quality[groups],
+            predicted_quality=quality.copy(),
         )
 
     def _look(
         self, text: str | None, token_ids: int | None, predict: Predict | None
     ) -> tuple[int, FloatArray, FloatArray]:
-        """Return the number of prompt tokens, and answer lengths and qualities by group."""
+        """Return the number of prompt tokens, and answer lengths and qualities, (j,)."""
         prompt = token_ids if token_ids is not None else max(1, len(self._tokens.ids(text or "")))
         if predict is not None and text is not None:
-            return prompt, *predict(text)
+            lengths, quality = predict(text)
+            return prompt, lengths[self._groups], quality[self._groups]
         return prompt, *self._means
 
     def _target_ps(self, prompt_tokens: int, target_ms: float | None) -> int:
@@ -175,6 +176,12 @@ class PromptRequests:
         else:  # its draws at their means: u = 3 ms, v = 1
             seconds = min(1120.0, max(150.0, 158.0 + MS_PER_TOKEN * prompt_tokens)) / 1e3
         return int(seconds * self._slo.ttft_scale * PS_PER_S)
+
+
+def _in_tokens(lengths: FloatArray, limit: int) -> IntArray:
+    """Return expected answers in whole tokens, 1 or more, and not above a limit; -1: there is none."""
+    expected: IntArray = np.maximum(np.rint(lengths), 1).astype(np.int64)
+    return np.minimum(expected, limit) if limit > 0 else expected
 
 
 def _in_columns(predictor: Predictor, models: list[str]) -> Predict:

@@ -70,6 +70,11 @@ class Answer:
         """Whether it comes in events."""
         return self.headers.get("Content-Type", "").startswith("text/event-stream")
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it has come and was given out."""
+        return self.connection is None or self.connection.is_read
+
     async def piece(self) -> bytes:
         """Return what comes next, b"" at the end.
 
@@ -92,8 +97,10 @@ class Answer:
 
 def passed_on(headers: CIMultiDictProxy[str] | Mapping[str, str]) -> CIMultiDict[str]:
     """Return the headers that the other side gets too."""
-    named = {each.strip().lower() for each in headers.get("Connection", "").split(",")}
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP | named)
+    left_out = _HOP
+    if (named := headers.get("Connection")) is not None:
+        left_out = left_out | {each.strip().lower() for each in named.split(",")}
+    return CIMultiDict([(name, value) for name, value in headers.items() if name.lower() not in left_out])
 
 
 class _StaleConnectionError(Exception):
