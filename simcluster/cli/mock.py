@@ -15,6 +15,7 @@ from simcluster.errors import ConfigError
 from simcluster.experiment.build import build_world
 from simcluster.live.endpoints import Endpoint, endpoints, publishing
 from simcluster.live.mock.run import MockCluster, serve
+from simcluster.live.open_files import allow_many_files
 from simcluster.predict.tokens import load_tokens
 from simcluster.scenario import load_scenario, override
 
@@ -78,6 +79,7 @@ def mock(
     places = endpoints(loaded, path)
     cluster = MockCluster(world=world, tokens=tokens, speed=speed, channels=[each.channel for each in places])
     ports = _ports(places, port)
+    allow_many_files()
     gc.freeze()  # what lives for ever need not be looked at again and again
 
     def say(ready: MockCluster) -> None:

@@ -19,6 +19,7 @@ from simcluster.cli.wide import print_wide
 from simcluster.errors import ConfigError
 from simcluster.experiment.build import build_world
 from simcluster.live.endpoints import Endpoint, endpoints
+from simcluster.live.open_files import allow_many_files
 from simcluster.live.router.core import RouterSetup
 from simcluster.live.router.log.journal import DecisionLog
 from simcluster.live.router.server import RouterServer
@@ -90,6 +91,7 @@ def serve(
     setup = RouterSetup(
         scenario=loaded, path=path, world=build_world(loaded, path), policy=loaded.routing.policies[0], speed=speed
     )
+    allow_many_files()
     server = RouterServer(setup)
     found = endpoints(loaded, path)
     with _logging(setup, log, log_rows, log_files):

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,40 @@ def test_a_connection_is_used_again_after_an_answer_has_flowed(tmp_path: Path) -
         assert len(set(peers)) == 1
 
     rig(tmp_path, check, instances=1)
+
+
+class _NoFiles:
+    """A relay in a process that may open no more files."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def add(self, *_: object) -> int:
+        self.asked += 1
+        raise RuntimeError("a socket's descriptor cannot be copied: Too many open files")
+
+
+def test_without_descriptors_to_spare_an_answer_flows_all_the_same(tmp_path: Path) -> None:
+    async def check(rig: Rig) -> None:
+        relay = rig.server.core.relay
+        rig.upstreams[0].behave = _Writer(33_333)
+        native, none = relay.native, _NoFiles()
+        relay.native = none  # type: ignore[assignment]
+        assert (await rig.stream())[1] == _WHOLE
+        relay.native = native
+        assert none.asked > 0
+        assert (await rig.stream())[1] == _WHOLE
+        await rig.quiet()
+        assert [(each.status, each.output_tokens) for each in rig.outcomes] == [("finished", len(_ANSWER) - 1)] * 2
+        assert native.num_streams == 0
+
+    rig(tmp_path, check, instances=1)
+
+
+def test_a_process_may_open_as_many_files_as_the_system_allows() -> None:
+    code = (
+        "import resource; from simcluster.live.open_files import allow_many_files;"
+        "_, most = resource.getrlimit(resource.RLIMIT_NOFILE); resource.setrlimit(resource.RLIMIT_NOFILE, (64, most));"
+        "allow_many_files(); assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)

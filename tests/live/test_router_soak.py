@@ -47,6 +47,10 @@ def resident_kib(pid: int) -> int:
     raise AssertionError(pid)
 
 
+def open_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
 async def drive(port: int, count: int, first: int) -> dict[str, int]:
     """Send so many requests, every 16th of which leaves early, and count how they end."""
     found = {"whole": 0, "left": 0, "broken": 0}
@@ -94,9 +98,11 @@ def test_a_long_run_loses_nothing_and_does_not_grow(tmp_path: Path) -> None:
             part = REQUESTS // 3
             totals = asyncio.run(drive(port, part, 0))
             before = resident_kib(router.pid), resident_kib(mock.pid)
+            files = open_files(router.pid)
             for name, count in asyncio.run(drive(port, REQUESTS - part, part)).items():
                 totals[name] += count
             after = resident_kib(router.pid), resident_kib(mock.pid)
+            more_files = open_files(router.pid) - files
             router.terminate()
             assert router.stdout is not None
             report = json.loads(router.stdout.read())
@@ -110,3 +116,4 @@ def test_a_long_run_loses_nothing_and_does_not_grow(tmp_path: Path) -> None:
     sys.stdout.write(f"{REQUESTS} requests: {ended}; resident KiB of router and mock {before} -> {after}\n")
     assert after[0] - before[0] < MOST_GROWTH_KIB
     assert after[1] - before[1] < MOST_GROWTH_KIB
+    assert more_files <= 2 * STREAMS  # connections that are idle

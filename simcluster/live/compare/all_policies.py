@@ -14,6 +14,7 @@ from simcluster.live.client.send import Outcome
 from simcluster.live.compare.live_run import LiveSetup, run_live
 from simcluster.live.compare.side_by_side import side_by_side
 from simcluster.live.endpoints import publishing
+from simcluster.live.open_files import allow_many_files
 from simcluster.live.record import record_live_run
 from simcluster.records import write_json, write_summary
 from simcluster.routers import folder_names
@@ -87,6 +88,7 @@ def compare_live(
         MockServersError: the mock servers do not start.
     """
     scenario, world = setup.scenario, setup.world
+    allow_many_files()
     folders = folder_names(list(scenario.routing.policies))
     result: dict[str, Any] = {
         "scenario": scenario.name,
