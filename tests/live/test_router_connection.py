@@ -7,8 +7,11 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from multidict import CIMultiDict
+from yarl import URL
 
 from router_rig import EVENTS, Rig, routed
+from simcluster.live.router import upstream
 
 _PEM = Path(__file__).parents[1] / "data" / "localhost.pem"  # of nobody, for tests alone
 _LIVE = {"drain_s": 0.1, "trip_after": 1000}
@@ -163,6 +166,8 @@ def test_a_connection_that_is_not_clean_is_not_used_again(tmp_path: Path, pieces
         b"HELLO\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nBad Header: x\r\n\r\n",
         _HEAD + b"X: " + b"x" * 70_000 + b"\r\n\r\n",
+        _HEAD + b"X: " + b"x" * 600_000,
+        _HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n5\r\n",
         _HEAD + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
         _CHUNKED + b"rubbish\r\n",
@@ -216,6 +221,16 @@ def test_the_address_of_a_server_may_have_a_path(tmp_path: Path) -> None:
         assert head.lower().count(b"\r\nhost:") == head.lower().count(b"\r\ncontent-length:") == 1
 
     _with(tmp_path, says, check, "http://127.0.0.1:{}/models/a/")
+
+
+def test_an_address_of_version_6_is_named_as_such() -> None:
+    async def request(url: str) -> bytes:
+        return upstream._Server(URL(url)).request("/v1", CIMultiDict({"A": "b"}), b"{}")
+
+    assert asyncio.run(request("http://[::1]:81")).startswith(b"POST /v1 HTTP/1.1\r\nHost: [::1]:81\r\n")
+    assert asyncio.run(request("http://[::1]/p")) == (
+        b"POST /p/v1 HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 2\r\nA: b\r\n\r\n{}"
+    )
 
 
 def test_a_server_may_be_asked_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

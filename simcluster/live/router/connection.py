@@ -8,7 +8,7 @@ from multidict import CIMultiDict
 
 __all__ = ["BrokenError", "Connection"]
 
-_MOST_HEAD: Final = 65_536  # bytes of header names and values
+_MOST_HEAD: Final = 65_536  # bytes of header names and values, and of what has no end yet
 _MOST_WAITING: Final = 65_536  # bytes that were not asked for yet, before the server has to wait
 
 
@@ -36,7 +36,7 @@ class Connection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._pieces: list[bytes] = []
-        self._num_waiting = self._num_head = 0  # bytes
+        self._num_waiting = self._num_head = self._num_unread = 0  # bytes
         self._is_paused = False
         self._has_head = self._is_interim = self._stays_open = False
         self._in_chunks = self._in_chunk = self._to_the_end = self._at_line_end = False
@@ -52,7 +52,7 @@ class Connection(asyncio.Protocol):
         """
         self._parser = httptools.HttpResponseParser(self)
         self.status, self.headers = 0, CIMultiDict()
-        self._num_head = 0
+        self._num_head = self._num_unread = 0
         self.is_whole = self.has_begun = self._has_head = self._is_interim = self._in_chunk = False
         if self._transport is None or self._broken is not None:
             raise BrokenError(self._broken)
@@ -173,6 +173,10 @@ class Connection(asyncio.Protocol):
             if not self.is_whole:
                 self._break(f"not HTTP: {error}")
             self._stays_open = False
+        if not self._has_head:
+            self._num_unread += len(data)
+            if self._num_unread > _MOST_HEAD:
+                self._break("a head of over 64 KiB")
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -219,8 +223,9 @@ class Connection(asyncio.Protocol):
             return
         self.status, self._has_head = status, True
         self._stays_open = parser.should_keep_alive()
-        self._in_chunks = self.headers.get("Transfer-Encoding", "").lower() == "chunked"
-        self._to_the_end = not self._in_chunks and "Content-Length" not in self.headers
+        encoding = self.headers.get("Transfer-Encoding")
+        self._in_chunks = encoding is not None and encoding.lower() == "chunked"
+        self._to_the_end = encoding is None and "Content-Length" not in self.headers
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece, and let a server wait that is faster than whoever reads."""
