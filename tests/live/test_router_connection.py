@@ -7,6 +7,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -60,7 +61,7 @@ class _Says:
                 for piece in self.pieces:
                     writer.write(piece)
                     await writer.drain()
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0.01 if len(self.pieces) < 10 else 0)  # so that few ones come one by one
                 if self.leaves:
                     break
                 if self.later:
@@ -158,6 +159,24 @@ def test_a_connection_that_is_not_clean_is_not_used_again(tmp_path: Path, pieces
         assert [(each.status, each.attempts) for each in rig.outcomes] == [("finished", 1)] * 3
 
     _with(tmp_path, says, check)
+
+
+def test_a_client_that_is_gone_when_the_last_event_leaves_has_not_got_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(_: web.StreamResponse, last: bytes = b"") -> None:
+        assert b"[DONE]" in last
+        raise ConnectionResetError
+
+    async def check(rig: Rig) -> None:
+        monkeypatch.setattr("simcluster.live.router.exchange._Passed.write_eof", gone)
+        with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ClientConnectionError)):
+            await rig.stream()
+        monkeypatch.undo()
+        await rig.quiet()
+        assert [(each.status, each.reason) for each in rig.outcomes] == [("cancelled", "client_left")]
+
+    _with(tmp_path, _Says([_IN_CHUNKS]), check)
 
 
 @pytest.mark.parametrize(

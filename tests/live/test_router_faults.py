@@ -118,6 +118,25 @@ def test_a_server_that_is_not_there_is_marked_at_once(tmp_path: Path) -> None:
     rig(tmp_path, check, live=FAST_LIMITS | {"mark_s": 100.0})
 
 
+def test_a_server_that_does_not_even_accept_is_given_up_after_its_own_time(tmp_path: Path) -> None:
+    async def check(rig: Rig) -> None:
+        with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            for each in (first, second):  # one is in the queue, and the next one in its place
+                each.setblocking(False)
+                each.connect_ex(full.getsockname())
+            port = full.getsockname()[1]
+            rig.server.core.upstreams._servers[0]._port = port
+            began = asyncio.get_running_loop().time()
+            assert (await rig.stream())[2]["x-simcluster-instance"] == "b"
+            assert 0.3 < asyncio.get_running_loop().time() - began < 20
+        assert rig.server.core.dispatcher.health[0].is_marked, "at once: nobody is there"
+        assert 'simcluster_retry_total{reason="timeout"} 1.0' in await rig.metrics()
+
+    rig(tmp_path, check, live={"connect_timeout_s": 0.3, "first_byte_timeout_s": 40.0, "mark_s": 100.0})
+
+
 def test_a_mark_expires_and_one_request_tries_the_server_again(tmp_path: Path) -> None:
     async def check(rig: Rig) -> None:
         port = int(rig.upstreams[0].url.rpartition(":")[2])

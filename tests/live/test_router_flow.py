@@ -10,6 +10,8 @@ import pytest
 from aiohttp import web
 
 from router_rig import EVENTS, Rig, Upstream, rig
+from simcluster import _native
+from simcluster.live.router.relay import Relay
 
 _ANSWER = [
     *EVENTS[:2],
@@ -93,6 +95,71 @@ def test_a_connection_is_used_again_after_an_answer_has_flowed(tmp_path: Path) -
             assert (await rig.stream())[1] == _WHOLE
         assert len(peers) == 3
         assert len(set(peers)) == 1
+
+    rig(tmp_path, check, instances=1)
+
+
+def test_what_a_full_socket_did_not_take_leaves_before_what_comes_later(tmp_path: Path) -> None:
+    """The first piece fills the client's socket; what flows in native code must not overtake its rest."""
+    first = b"data: " + EVENTS[0][6:-2] + b" " * 3_000_000 + b"\n\n"
+
+    async def large_first(_: Upstream, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for begin in range(0, len(first), 60_000):
+            await response.write(first[begin : begin + 60_000])
+            await asyncio.sleep(0.002)
+        for event in [*EVENTS[1:3] * 2000, EVENTS[3]]:
+            await response.write(event)
+        return response
+
+    async def check(rig: Rig) -> None:
+        rig.upstreams[0].behave = large_first
+        reader, writer = await _ask(rig, b"1.0")
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.5)  # until nothing moves
+        got = await reader.read()
+        writer.close()
+        assert got == first + b"".join(EVENTS[1:3] * 2000) + EVENTS[3]
+
+    rig(tmp_path, check, instances=1)
+
+
+class _Stuck:
+    """A relay that has the last event of an answer for a client who does not take it."""
+
+    def __init__(self, relay: Relay, *, leaves: bool) -> None:
+        self.relay, self.leaves, self.waits = relay, leaves, not leaves
+
+    def add(self, _: int, __: int, counter: _native.EventCounter, ___: bool) -> int:
+        counter.feed(EVENTS[3])
+        if self.leaves:
+            asyncio.get_running_loop().call_soon(self.relay._pump)
+        return 1
+
+    def pump(self) -> tuple[list[int], list[tuple[int, _native.FlowEnd, bytes, bool]]]:
+        return [1], [(1, _native.FlowEnd.client_left, b"", True)]
+
+    def waits_for_client(self, _: int) -> bool:
+        return self.waits
+
+    def remove(self, _: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["the relay finds out", "the server finds out"])
+def test_a_client_that_leaves_without_the_last_event_has_not_got_it(tmp_path: Path, leaves: bool) -> None:
+    async def check(rig: Rig) -> None:
+        relay = rig.server.core.relay
+        native, relay.native = relay.native, _Stuck(relay, leaves=leaves)  # type: ignore[assignment]
+        rig.upstreams[0].gap_s = 0.05
+        reader, writer = await _ask(rig, b"1.1")
+        await reader.readuntil(EVENTS[0])
+        await asyncio.sleep(0.02)
+        writer.close()
+        await rig.quiet()
+        relay.native = native
+        assert [(each.status, each.reason) for each in rig.outcomes] == [("cancelled", "client_left")]
 
     rig(tmp_path, check, instances=1)
 

@@ -39,9 +39,8 @@ class Passage:
             self.ended.set_result((why, last))
 
     def close(self) -> None:
-        """Let nothing flow any more."""
+        """Let nothing flow any more; the connection is to be closed."""
         if self._relay.passages.get(self._id) is self:
-            self._connection.returned(is_whole=False, is_clean=False)
             self._let_go()
 
     def _let_go(self) -> None:
