@@ -11,6 +11,7 @@ from aiohttp import web
 
 from router_rig import EVENTS, Rig, Upstream, rig
 from simcluster import _native
+from simcluster.live.router.connection import Connection
 from simcluster.live.router.relay import Relay
 
 _ANSWER = [
@@ -99,28 +100,35 @@ def test_a_connection_is_used_again_after_an_answer_has_flowed(tmp_path: Path) -
     rig(tmp_path, check, instances=1)
 
 
-def test_what_a_full_socket_did_not_take_leaves_before_what_comes_later(tmp_path: Path) -> None:
-    """The first piece fills the client's socket; what flows in native code must not overtake its rest."""
-    first = b"data: " + EVENTS[0][6:-2] + b" " * 3_000_000 + b"\n\n"
+class _Busy(asyncio.Transport):
+    """The way to a client who has yet to take something."""
 
-    async def large_first(_: Upstream, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        for begin in range(0, len(first), 60_000):
-            await response.write(first[begin : begin + 60_000])
-            await asyncio.sleep(0.002)
-        for event in [*EVENTS[1:3] * 2000, EVENTS[3]]:
-            await response.write(event)
-        return response
+    def __init__(self, waiting: int, *, closing: bool = False) -> None:
+        super().__init__()
+        self.waiting, self.closing = waiting, closing
 
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+class _Asked(Connection):
+    asked = 0
+
+    def lent(self) -> int | None:
+        self.asked += 1
+        return None
+
+
+def test_nothing_flows_past_what_a_client_has_yet_to_take(tmp_path: Path) -> None:
     async def check(rig: Rig) -> None:
-        rig.upstreams[0].behave = large_first
-        reader, writer = await _ask(rig, b"1.0")
-        await reader.readuntil(b"\r\n\r\n")
-        await asyncio.sleep(0.5)  # until nothing moves
-        got = await reader.read()
-        writer.close()
-        assert got == first + b"".join(EVENTS[1:3] * 2000) + EVENTS[3]
+        server = _Asked()
+        for client, asked in ((_Busy(1), 0), (_Busy(0, closing=True), 0), (_Busy(0), 1)):
+            relay = rig.server.core.relay
+            assert relay.open(server, client, _native.EventCounter(), lambda: None, in_chunks=True) is None
+            assert server.asked == asked
 
     rig(tmp_path, check, instances=1)
 
