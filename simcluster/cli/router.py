@@ -27,6 +27,8 @@ from simcluster.scenario import load_scenario, override
 
 __all__ = ["app"]
 
+_YOUNG = 10_000  # objects before the garbage collector looks at them: hardly any of a request's are in a cycle
+
 
 class _ServesByDefault(TyperGroup):
     """`router SCENARIO` is `router serve SCENARIO`."""
@@ -139,11 +141,14 @@ async def _serve(server: RouterServer, host: str, port: int, on_ready: Callable[
     url = await server.start(host, port)
     gc.collect()
     gc.freeze()  # what stays for ever need not be looked at again and again
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_YOUNG)
     try:
         on_ready(url)
         await stop.wait()
     finally:
         await server.stop()
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
 
 
