@@ -1,7 +1,7 @@
 """An HTTP/1.1 connection to a server, for one request at a time."""
 
 import asyncio
-from typing import Final
+from typing import Final, cast
 
 import httptools
 from multidict import CIMultiDict
@@ -157,8 +157,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Note the way out."""
-        assert isinstance(transport, asyncio.Transport)  # of a stream
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # of a stream
 
     def data_received(self, data: bytes) -> None:
         """Take the answer apart."""
