@@ -172,6 +172,58 @@ def test_a_client_that_leaves_without_the_last_event_has_not_got_it(tmp_path: Pa
     rig(tmp_path, check, instances=1)
 
 
+def _own_answer(number: int) -> bytes:
+    """Return what only one request gets: events of many sizes."""
+    rng = random.Random(number)
+    events = [EVENTS[0], *(b"data: %d %b\n\n" % (number, b"x" * rng.randrange(3000)) for _ in range(60)), EVENTS[3]]
+    return b"".join(events)
+
+
+async def _answer_in_own_time(_: Upstream, request: web.Request) -> web.StreamResponse:
+    number = int(request.headers["X-Request-Id"])
+    rng, whole = random.Random(-number), _own_answer(number)
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    begin = 0
+    while begin < len(whole):
+        size = rng.choice((1, 70, 700, 7000))
+        await response.write(whole[begin : begin + size])
+        begin += size
+        await asyncio.sleep(rng.choice((0, 0, 0.001, 0.01)))
+    return response
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_streams_at_once_do_not_mix(tmp_path: Path, seed: int) -> None:
+    async def check(rig: Rig) -> None:
+        for each in rig.upstreams:
+            each.behave = _answer_in_own_time
+
+        async def client(first: int) -> None:
+            rng = random.Random(first)
+            for number in range(first, first + 4):
+                body = {"model": "auto", "prompt": "x", "stream": True}
+                headers = {"X-Request-Id": str(number)}
+                async with rig.session.post(rig.url + "/v1/completions", json=body, headers=headers) as response:
+                    got = b""
+                    stays = rng.random() < 0.8
+                    async for piece in response.content.iter_any():
+                        got += piece
+                        if not stays and len(got) > 20_000:
+                            break
+                        await asyncio.sleep(rng.choice((0, 0, 0, 0.005)))
+                assert _own_answer(number).startswith(got)
+                assert (got == _own_answer(number)) or not stays
+
+        await asyncio.gather(*(client(1000 * seed + 10 * k) for k in range(40)))
+        await rig.quiet()
+        assert set(rig.server.core.ended) == {"finished", "cancelled"}
+        assert sum(rig.server.core.ended.values()) == 160
+        assert rig.server.core.relay.native.num_streams == 0
+
+    rig(tmp_path, check, instances=3)
+
+
 class _NoFiles:
     """A relay in a process that may open no more files."""
 
