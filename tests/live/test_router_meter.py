@@ -139,3 +139,9 @@ def test_a_try_that_its_client_gave_up_leaves_room_for_the_next() -> None:
     health.asked(1)
     health.gave_up(1)
     assert health.may_be_asked(5 * S)
+
+
+@pytest.mark.parametrize("blank", [0, 1, 9, 100])
+def test_blank_lines_do_not_hide_the_usage(blank: int) -> None:
+    meter = metered([text("x"), USAGE, b"\n" * blank, DONE, b"\n" * blank])
+    assert (meter.is_done, meter.tokens, meter.prompt_tokens) == (True, 9, 17)

@@ -8,7 +8,6 @@ from simcluster import _native
 __all__ = ["Meter"]
 
 _END: Final = b"\n\n"
-_LAST: Final = 4  # events that may tell something at the end, and to spare
 _MOST_WHOLE: Final = 1 << 20  # bytes of an answer in one piece that are looked at
 
 
@@ -69,7 +68,7 @@ class Meter:
                 self._take(_parsed(self._whole))
             self.is_done = True
             return
-        events = [each for each in self.counter.tail.rstrip().rsplit(_END, _LAST) if each.strip()]
+        events = [each for each in self.counter.tail.split(_END) if each.strip()]
         if events and events[-1].strip() == b"data: [DONE]":
             self.is_done = True
             self.counter.events -= bool(self.counter.events)
